@@ -1,0 +1,1 @@
+"""gyre: elastic online RL for agents, trained through unmodified harnesses."""
