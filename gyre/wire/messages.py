@@ -104,6 +104,21 @@ class StepApplied(Message):
     checkpoint: str
 
 
+class WeightsExposed(Message):
+    """The core holds `version` (the model folder or a checkpoint) and exposes it; sent once at start."""
+
+    version: int
+    weights: bytes
+    fingerprint: str
+
+
+class StopRequested(Message):
+    """A rank was told to stop by a signal; the front ends the run in order."""
+
+    rank: int
+    reason: str
+
+
 class RankFailed(Message):
     """The rank cannot go on; it ends after this."""
 
@@ -279,7 +294,7 @@ class ModelAnswer(Message):
 
 Any = Union[  # noqa: UP007 - msgspec wants the union spelled for its decoder
     RankUp, EngineServing, EngineReleased, Generated, StepJoined, Claim, MicroStepFinished, StepApplied,
-    RankFailed, Heartbeat, Generate, AbortGenerate, AgreeRoles, TakeWeights, MicroStepWork, ClaimLater,
+    WeightsExposed, StopRequested, RankFailed, Heartbeat, Generate, AbortGenerate, AgreeRoles, TakeWeights, MicroStepWork, ClaimLater,
     StepClosed, Stop, HandsUp, AgentStarted, AgentEnded, Graded, ModelCall, ModelCallGone, StartAgent,
     StopAgent, ModelAnswer,
 ]  # fmt: skip
