@@ -37,8 +37,12 @@ class FrontLink:
         self._socket.bind(address)
         self.address: str = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode()
 
+    def post(self, identity: str, message: Message) -> None:
+        """Queue `message` for the peer without waiting; a peer that never dialled in loses it."""
+        self._socket.send_multipart([identity.encode(), encode(message)])
+
     async def send(self, identity: str, message: Message) -> None:
-        """Queue `message` for the peer; a peer that never dialled in loses it."""
+        """As `post`, and wait until the socket has taken it."""
         await self._socket.send_multipart([identity.encode(), encode(message)])
 
     async def recv(self) -> tuple[str, Message]:

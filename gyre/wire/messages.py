@@ -30,6 +30,13 @@ class RankUp(Message):
     pid: int
 
 
+class EngineStarted(Message):
+    """The cell's engine is up with the weights of the model folder; it has not answered for a version yet."""
+
+    cell: int
+    seconds: float
+
+
 class EngineServing(Message):
     """The cell's engine answered its probe with `version`; `fingerprint` is that of its weights."""
 
@@ -293,7 +300,7 @@ class ModelAnswer(Message):
 
 
 Any = Union[  # noqa: UP007 - msgspec wants the union spelled for its decoder
-    RankUp, EngineServing, EngineReleased, Generated, StepJoined, Claim, MicroStepFinished, StepApplied,
+    RankUp, EngineStarted, EngineServing, EngineReleased, Generated, StepJoined, Claim, MicroStepFinished, StepApplied,
     WeightsExposed, StopRequested, RankFailed, Heartbeat, Generate, AbortGenerate, AgreeRoles, TakeWeights, MicroStepWork, ClaimLater,
     StepClosed, Stop, HandsUp, AgentStarted, AgentEnded, Graded, ModelCall, ModelCallGone, StartAgent,
     StopAgent, ModelAnswer,
