@@ -1,0 +1,412 @@
+"""A cell's Megatron data-parallel replica: forward, weighted backward, reduction to the core, Adam.
+
+Gradients are sums of absolute weights (each rollout's advantage, ratio and 1/n are in them; only 1/N is left for
+the core), so neither the number of cells nor who computed what changes the sum. Weights are frozen while
+gradients accumulate. Only the core keeps an optimizer; a satellite's weights are NaN until `load_hf`, so that
+none is ever used by mistake. One call at a time; every rank of a cell makes the same calls in the same order.
+
+Shapes: E targets of a micro-batch.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.process_groups_config import ProcessGroupCollection
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gyre.algo.objective import gspo_weights
+from gyre.errors import RunError
+from gyre.train import checkpoint, patches, weights
+from gyre.train.batch import MicroBatch, make_micro_batch, split_by_row
+from gyre.train.folder import has_weights, read_hf_tensors
+from gyre.train.groups import DataGroups
+from gyre.train.logprobs import compute_logprobs, compute_mean_entropy
+from gyre.train.model import build_model, check_layout
+from gyre.train.model_config import ModelConfig, read_model_config
+from gyre.types import Float32, Layout, TreeRow
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """Adam with decoupled weight decay, after the gradient is clipped to norm `clip_grad` (0: never)."""
+
+    learning_rate: float
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_grad: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveSettings:
+    """GSPO's clip range of a rollout's ratio: [1 - clip_low, 1 + clip_high]."""
+
+    clip_low: float
+    clip_high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroStepStats:
+    """Figures of one micro-step. `loss` is the sum over rollouts before 1/N; gaps are |trainer - behaviour|.
+
+    `clipped` counts rollouts, `ratios` holds each one's s_i, `entropy` is a mean over targets in nats.
+    """
+
+    num_targets: int
+    loss: float
+    max_logprob_gap: float
+    mean_logprob_gap: float
+    clipped: int
+    ratios: dict[str, float]
+    entropy: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyStats:
+    """`grad_norm` is that of the scaled gradient before clipping; `is_applied` False means no weight moved."""
+
+    grad_norm: float
+    is_applied: bool
+    seconds: float
+
+
+class Replica:
+    """One rank's part of its cell's replica."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        groups: DataGroups,
+        megatron_groups: ProcessGroupCollection,
+        ddp: DistributedDataParallel,
+        optimizer: MegatronOptimizer | None,
+        settings: OptimizerSettings,
+    ) -> None:
+        """Use `build`."""
+        self.config = config
+        self.groups = groups
+        self.optimizer = optimizer
+        self._megatron_groups = megatron_groups
+        self._ddp = ddp
+        self._clip_grad = settings.clip_grad
+        self._slots = weights.get_slots(config)
+        self._parameters = dict(ddp.module.named_parameters())
+        self._device = patches.get_device()
+        assert {slot.name for slot in self._slots} == set(self._parameters), sorted(self._parameters)
+
+    @staticmethod
+    def build(
+        model_path: Path,
+        layout: Layout,
+        groups: DataGroups,
+        optimizer: OptimizerSettings,
+        *,
+        is_core: bool,
+        threads: int = 1,
+        seed: int = 0,
+    ) -> "Replica":
+        """Collective over the world: every rank calls it once, with the same arguments but `groups` and `is_core`.
+
+        The core loads the folder's weights, or random ones made from `seed` if the folder holds only config.json.
+        Raises ConfigError for a model or layout that is not built, StoreError for unreadable weights.
+        """
+        torch.set_num_threads(threads)
+        patches.install()
+        config = read_model_config(model_path)
+        check_layout(config, layout)
+        megatron_groups = _make_megatron_groups(layout, groups)
+        model = build_model(config, layout, megatron_groups).to(patches.get_device())
+        ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False)
+        ddp = DistributedDataParallel(model.config, ddp_config, model, pg_collection=megatron_groups)
+        # Gathers the parameter groups of the whole world, so satellites build it too; they drop it here, before
+        # Adam allocates any state (it does so at its first step).
+        adam = get_megatron_optimizer(
+            _make_optimizer_config(optimizer), [ddp], use_gloo_process_groups=False, pg_collection=megatron_groups
+        )
+        replica = Replica(config, groups, megatron_groups, ddp, adam if is_core else None, optimizer)
+        if is_core:
+            has = has_weights(model_path)
+            replica.load_hf(read_hf_tensors(model_path) if has else weights.make_random_tensors(config, seed))
+        else:
+            replica._fill_with_nan()
+        replica.begin_step()
+        return replica
+
+    # --- weights ----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def load_hf(self, tensors: Mapping[str, Tensor]) -> None:
+        """Collective over the cell: take this rank's shards of whole tensors by Hugging Face name.
+
+        Raises RunError if a tensor is missing or has another shape than config.json says.
+        """
+        for name, shape in weights.get_hf_shapes(self.config).items():
+            if name not in tensors or tuple(tensors[name].shape) != shape:
+                given = tuple(tensors[name].shape) if name in tensors else "nothing"
+                raise RunError(f"weights do not fit the model: {name} should be {shape}, is {given}")
+        for slot in self._slots:
+            self._parameters[slot.name].copy_(self._cut(slot, tensors))
+
+    @torch.no_grad()
+    def export_hf(self) -> list[tuple[str, Tensor]]:
+        """Collective over the cell: whole tensors by Hugging Face name on the leader; empty on its other ranks.
+
+        The tensors are copies: a later step does not change them.
+        """
+        return self._export({name: parameter.detach() for name, parameter in self._parameters.items()})
+
+    # --- a step -----------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Zero the gradients. Also how a satellite joins: after `load_hf`, before its first micro-step."""
+        for parameter in self._parameters.values():
+            # apply() lends each parameter's sum to Adam as its grad; autograd must not add to it there.
+            parameter.grad = None
+        self._ddp.zero_grad_buffer()
+
+    def micro_step(
+        self, rows: Sequence[TreeRow], objective: ObjectiveSettings, policy_version: int | None = None
+    ) -> MicroStepStats:
+        """Collective over the cell: add the GSPO gradient of `rows` (before 1/N) to the sums.
+
+        Each row must hold all targets of its rollout, since the ratio is the rollout's. Gap figures are over the
+        targets sampled under `policy_version` (all if None).
+        """
+        start = time.monotonic()
+        for row in rows:
+            assert len(row.edge_source) == row.num_targets, (row.rollout, len(row.edge_source), row.num_targets)
+        rows = [row for row in rows if row.num_targets]
+        if not rows:
+            return _make_empty_stats(time.monotonic() - start)
+        logprobs_E, entropy = self._forward(make_micro_batch(rows, self._device), want_entropy=True)
+        values_E = logprobs_E.detach().double().cpu().numpy()
+        chosen = [
+            gspo_weights(
+                values, row.behavior_logprobs, row.advantage, row.num_targets, objective.clip_low, objective.clip_high
+            )
+            for row, values in zip(rows, split_by_row(values_E, rows), strict=True)
+        ]
+        self.backward(logprobs_E, np.concatenate([choice.weights for choice in chosen]))
+        gap_max, gap_mean = _measure_gap(values_E, rows, policy_version)
+        return MicroStepStats(
+            num_targets=len(values_E),
+            loss=float(sum(choice.loss for choice in chosen)),
+            max_logprob_gap=gap_max,
+            mean_logprob_gap=gap_mean,
+            clipped=sum(bool(choice.clipped) for choice in chosen),
+            ratios={row.rollout: float(choice.ratio) for row, choice in zip(rows, chosen, strict=True)},
+            entropy=entropy,
+            seconds=time.monotonic() - start,
+        )
+
+    @torch.no_grad()
+    def logprobs(self, rows: Sequence[TreeRow]) -> list[Float32]:
+        """Collective over the cell: each row's log-probs at its targets, without gradient."""
+        with_targets = [row for row in rows if len(row.edge_source)]
+        if not with_targets:
+            return [np.zeros(0, np.float32) for _ in rows]
+        logprobs_E, _ = self._forward(make_micro_batch(with_targets, self._device), want_entropy=False)
+        values = iter(split_by_row(logprobs_E.float().cpu().numpy(), with_targets))
+        return [next(values) if len(row.edge_source) else np.zeros(0, np.float32) for row in rows]
+
+    def forward_targets(self, rows: Sequence[TreeRow]) -> Tensor:
+        """Collective over the cell: log-probs with gradient at all targets of `rows` (at least one), [E]."""
+        return self._forward(make_micro_batch(rows, self._device), want_entropy=False)[0]
+
+    def backward(self, logprobs_E: Tensor, weights_E: NDArray[np.floating]) -> None:
+        """Collective over the cell: add the gradient of sum(weights * logprobs) to the sums."""
+        weight_E = torch.from_numpy(np.ascontiguousarray(weights_E)).to(logprobs_E)
+        if len(self.groups.cell_ranks) > 1:
+            # One clip decision a cell: ranks may differ in the last bit and a ratio may lie on the edge.
+            dist.broadcast(weight_E, self.groups.leader_rank, group=self.groups.cell_group)
+        (weight_E * logprobs_E).sum().backward()
+
+    def reduce(self, members: int) -> None:
+        """Collective over the prefix group of cells [0, members): sum the gradients into the core.
+
+        A satellite's sums are undefined afterwards; its next step begins with `begin_step`.
+        """
+        assert self.groups.cell < members <= self.groups.num_cells, (self.groups.cell, members)
+        if members == 1:
+            return
+        for buffer in self._ddp.buffers:
+            dist.reduce(buffer.grad_data, self.groups.core_peer_rank, group=self.groups.prefix[members])
+
+    def apply(self, num_rollouts: int) -> ApplyStats:
+        """Collective over the core cell: scale the sums by 1/num_rollouts, clip, step Adam, zero the sums.
+
+        Without rollouts or with a gradient of exactly zero nothing moves, Adam's moments included. Raises RunError
+        if the gradient is not finite; the weights are untouched then.
+        """
+        assert self.optimizer is not None, "only the core applies a step"
+        start = time.monotonic()
+        if num_rollouts == 0:
+            self.begin_step()
+            return ApplyStats(grad_norm=0.0, is_applied=False, seconds=time.monotonic() - start)
+        finalize_model_grads([self._ddp], None, pg_collection=self._megatron_groups)
+        self._ddp.scale_gradients(1.0 / num_rollouts)
+        self.optimizer.prepare_grads()
+        grad_norm = float(self.optimizer.get_grad_norm())
+        if not math.isfinite(grad_norm):
+            self.begin_step()
+            raise RunError(f"the gradient of {num_rollouts} rollouts is not finite: norm {grad_norm}")
+        if grad_norm > 0.0:
+            if 0.0 < self._clip_grad < grad_norm:
+                self._ddp.scale_gradients(self._clip_grad / (grad_norm + 1e-6))
+            self.optimizer.step_with_ready_grads()
+        self.begin_step()
+        return ApplyStats(grad_norm=grad_norm, is_applied=grad_norm > 0.0, seconds=time.monotonic() - start)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """The learning rate of the steps to come (core only)."""
+        for group in self._get_adam().param_groups:
+            group["lr"] = learning_rate
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def save_checkpoint(self, folder: Path, step: int) -> None:
+        """Collective over the core cell: write weights and Adam's state after `step` steps into `folder`."""
+        state = checkpoint.TrainerState(
+            step=step,
+            adam_step=self._get_adam_step(),
+            weights=dict(self.export_hf()),
+            exp_avg=dict(self._export(self._get_moments("exp_avg"))),
+            exp_avg_sq=dict(self._export(self._get_moments("exp_avg_sq"))),
+        )
+        if self.groups.is_leader:
+            checkpoint.write_checkpoint(folder, state)
+        dist.barrier(self.groups.cell_group)
+
+    @torch.no_grad()
+    def load_checkpoint(self, folder: Path) -> int:
+        """Collective over the core cell: take over weights and Adam's state; returns the step. Raises StoreError.
+
+        The layout may differ from the one that saved. The learning rate stays that of the settings.
+        """
+        state = checkpoint.read_checkpoint(folder)
+        self.load_hf(state.weights)
+        adam = self._get_adam()
+        adam.state.clear()
+        for slot in self._slots if state.adam_step else ():
+            parameter = self._parameters[slot.name]
+            adam.state[parameter] = {
+                # One step tensor each: Adam counts it up in place.
+                "step": torch.tensor(float(state.adam_step)),
+                "exp_avg": torch.empty_like(parameter).copy_(self._cut(slot, state.exp_avg)),
+                "exp_avg_sq": torch.empty_like(parameter).copy_(self._cut(slot, state.exp_avg_sq)),
+            }
+        self.begin_step()
+        return state.step
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _forward(self, batch: MicroBatch, *, want_entropy: bool) -> tuple[Tensor, float]:
+        model = self._ddp.module
+        hidden_TBH = model(batch.tokens_BT, batch.positions_BT, batch.visible_B1TT)
+        logits_EV = model.read_logits(hidden_TBH[batch.source_E, batch.source_row_E])
+        # Before the log-probs: they overwrite the logits.
+        entropy = compute_mean_entropy(logits_EV.detach(), self._megatron_groups.tp) if want_entropy else 0.0
+        return compute_logprobs(logits_EV, batch.token_E), entropy
+
+    def _cut(self, slot: weights.Slot, tensors: Mapping[str, Tensor]) -> Tensor:
+        whole = weights.join(slot, tensors, self.config)
+        return weights.shard(whole, slot.cut, self._megatron_groups.tp.rank(), self._megatron_groups.tp.size())
+
+    def _export(self, shards: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+        group, named = self._megatron_groups.tp, []
+        for slot in self._slots:
+            piece = shards[slot.name].contiguous()
+            pieces = [piece]
+            if group.size() > 1 and slot.cut is not weights.Cut.WHOLE:
+                pieces = [torch.empty_like(piece) for _ in range(group.size())] if self.groups.is_leader else []
+                dist.gather(piece, pieces or None, dst=self.groups.leader_rank, group=group)
+            if self.groups.is_leader:
+                named += weights.split(slot, weights.unshard(pieces, slot.cut).clone(), self.config)
+        return named
+
+    def _fill_with_nan(self) -> None:
+        with torch.no_grad():
+            for parameter in self._parameters.values():
+                parameter.fill_(math.nan)
+
+    def _get_adam(self) -> torch.optim.Optimizer:
+        assert self.optimizer is not None, "only the core keeps an optimizer"
+        (only,) = self.optimizer.chained_optimizers
+        return only.optimizer
+
+    def _get_adam_step(self) -> int:
+        state = self._get_adam().state
+        return max((int(entry["step"]) for entry in state.values()), default=0)
+
+    def _get_moments(self, name: str) -> dict[str, Tensor]:
+        state = self._get_adam().state
+        return {
+            key: state[parameter][name] if parameter in state else torch.zeros_like(parameter)
+            for key, parameter in self._parameters.items()
+        }
+
+
+def _make_megatron_groups(layout: Layout, groups: DataGroups) -> ProcessGroupCollection:
+    """Megatron's groups inside the cell; for its data-parallel groups the rank is alone until cells reduce."""
+    # Data parallelism outermost makes cells contiguous blocks, so the tensor-parallel groups are the cell's.
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp, order="tp-cp-ep-pp-dp", create_gloo_process_groups=False
+    )
+    names = ["tp", "pp", "mp", "cp", "tp_cp", "ep", "expt_tp", "tp_ep", "tp_ep_pp", "embd", "pos_embd"]
+    ours = ProcessGroupCollection.use_mpu_process_groups(names)
+    assert tuple(dist.get_process_group_ranks(ours.mp)) == groups.cell_ranks, groups.cell_ranks
+    ours.dp = ours.dp_cp = ours.expt_dp = ours.intra_dp_cp = ours.intra_expt_dp = groups.self_group
+    ours.tp_dp_cp = ours.tp
+    # Gradient statistics are those of the whole cell: with the rank alone, a TP cell would clip wrongly, silently.
+    ours.intra_dist_opt = groups.cell_group
+    return ours
+
+
+def _make_optimizer_config(settings: OptimizerSettings) -> OptimizerConfig:
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=settings.learning_rate,
+        min_lr=0.0,
+        weight_decay=settings.weight_decay,
+        adam_beta1=settings.adam_beta1,
+        adam_beta2=settings.adam_beta2,
+        adam_eps=settings.adam_eps,
+        # apply() clips: it must know the norm before anything moves.
+        clip_grad=0.0,
+        params_dtype=torch.float32,
+    )
+
+
+def _measure_gap(values_E: NDArray[np.floating], rows: Sequence[TreeRow], version: int | None) -> tuple[float, float]:
+    gap_E = np.abs(values_E - np.concatenate([row.behavior_logprobs for row in rows]))
+    if version is not None:
+        gap_E = gap_E[np.concatenate([row.versions for row in rows]) == version]
+    return (float(gap_E.max()), float(gap_E.mean())) if len(gap_E) else (0.0, 0.0)
+
+
+def _make_empty_stats(seconds: float) -> MicroStepStats:
+    return MicroStepStats(
+        num_targets=0,
+        loss=0.0,
+        max_logprob_gap=0.0,
+        mean_logprob_gap=0.0,
+        clipped=0,
+        ratios={},
+        entropy=0.0,
+        seconds=seconds,
+    )
