@@ -1,0 +1,116 @@
+"""The command line: `gyre.py CONFIG`, `gyre.py check CONFIG`, `gyre.py settings`, `gyre.py summary RUN`.
+
+Settings are read and checked before anything heavy is imported; a mistake in them is told by rank 0 alone and
+ends every rank with exit code 2.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from gyre.errors import ConfigError, GyreError
+
+COMMANDS = ("check", "settings", "summary", "train")
+
+
+def main(argv: list[str]) -> int:
+    """Entry point of gyre.py; returns the exit code."""
+    if argv and argv[0] not in COMMANDS and not argv[0].startswith("-"):
+        argv = ["train", *argv]
+    arguments = _parser().parse_args(argv)
+    is_speaker = os.environ.get("RANK", "0") == "0"
+    try:
+        return arguments.act(arguments)
+    except GyreError as error:
+        if is_speaker:
+            kind = "configuration" if isinstance(error, ConfigError) else "error"
+            sys.stderr.write(f"gyre: {kind}: {error}\n")
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gyre.py",
+        description="Elastic online RL for agents. Train: torchrun --nproc-per-node N gyre.py CONFIG",
+        epilog="`gyre.py CONFIG` is short for `gyre.py train CONFIG`.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    train = commands.add_parser("train", help="run the training that CONFIG describes (start it with torchrun)")
+    train.add_argument("--resume", action="store_true", help="go on from the run folder's last checkpoint")
+    check = commands.add_parser("check", help="check CONFIG and print where everything would be placed")
+    for command, act in ((train, _train), (check, _check)):
+        command.add_argument("config", type=Path, help="TOML file")
+        command.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting, e.g. run.seed=1"
+        )
+        command.set_defaults(act=act)
+    settings = commands.add_parser("settings", help="print every setting with type, default and meaning")
+    settings.set_defaults(act=_settings)
+    summary = commands.add_parser("summary", help="recompute a run's summary from its store and print it")
+    summary.add_argument("folder", type=Path, help="run folder, e.g. runs/quickstart")
+    summary.set_defaults(act=_summary)
+    return parser
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from gyre.config.load import check_paths, load_settings
+
+    settings = load_settings(arguments.config, overrides=arguments.set)
+    check_paths(settings)
+    from gyre.program.run import Launch, run
+
+    folder = settings.run_folder
+    launch = Launch.from_environment(
+        config=arguments.config, overrides=tuple(arguments.set), folder=folder, resume=arguments.resume
+    )
+    if launch.rank == 0:
+        _check_folder(folder, resume=launch.resume)
+    _log_to(folder / "logs" / f"rank-{launch.rank}.log", settings.watch.log_level.value)
+    return run(settings, launch)
+
+
+def _check_folder(folder: Path, *, resume: bool) -> None:
+    """A run folder that holds a run is continued only when asked to."""
+    from gyre.store.store import existing
+
+    found = existing(folder)
+    if found is not None and not resume:
+        raise ConfigError(
+            "run.name",
+            wanted="a run folder that holds no run yet",
+            given=f"{folder} ({found.describe()})",
+            fix="add --resume to go on with it, or choose another name",
+        )
+
+
+def _log_to(path: Path, level: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(
+        filename=path, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
+    )
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from gyre.config.load import check_paths, load_settings
+    from gyre.program.check import describe
+
+    settings = load_settings(arguments.config, overrides=arguments.set)
+    check_paths(settings)
+    sys.stdout.write(describe(settings))
+    return 0
+
+
+def _settings(_: argparse.Namespace) -> int:
+    from gyre.config.load import describe_settings
+
+    sys.stdout.write(describe_settings())
+    return 0
+
+
+def _summary(arguments: argparse.Namespace) -> int:
+    from gyre.store.summary import render_summary, write_summary
+
+    sys.stdout.write(render_summary(write_summary(arguments.folder)))
+    return 0
