@@ -96,6 +96,23 @@ class CellLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluate:
+    """Rollouts outside every batch were asked for: they are routed and count like others, and train nothing."""
+
+    rollouts: tuple[RolloutId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchHeld:
+    """From now on no new group may be dispatched; what runs goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchReleased:
+    """Groups may be dispatched again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed."""
 
@@ -112,5 +129,8 @@ Event = (
     | MicroStepDone
     | StepPublished
     | CellLost
+    | Evaluate
+    | DispatchHeld
+    | DispatchReleased
     | Tick
 )

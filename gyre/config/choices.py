@@ -1,0 +1,79 @@
+"""The closed choices that settings may take. Each compares equal to its TOML text."""
+
+from enum import StrEnum
+
+
+class ReasoningHistory(StrEnum):
+    """Whether the reasoning of earlier turns stays in the prompt, or the chat template decides."""
+
+    KEEP = "keep"
+    TEMPLATE = "template"
+
+
+class DeviceChoice(StrEnum):
+    """Where ranks compute; `auto` takes CUDA where it is and the CPU elsewhere."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dtype(StrEnum):
+    """Number format of the engine's weights; `auto` keeps that of the checkpoint."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class Objective(StrEnum):
+    """The loss."""
+
+    GSPO = "gspo"
+
+
+class AdvantageScale(StrEnum):
+    """What a group's centred rewards are divided by."""
+
+    STD = "std"
+    NONE = "none"
+
+
+class PolicyName(StrEnum):
+    """The rule by which cells leave rollout and come back."""
+
+    WATERLEVEL = "waterlevel"
+
+
+class PathRole(StrEnum):
+    """What a leaf of a trajectory tree belongs to; the order of a setting says which is sampled first."""
+
+    MAIN = "main"
+    SUB_AGENT = "sub_agent"
+    MAIN_SUMMARY = "main_summary"
+    SUB_AGENT_SUMMARY = "sub_agent_summary"
+
+
+class HarnessName(StrEnum):
+    """The agent program that drives a rollout; `loop` is a minimal client for tests."""
+
+    MINI_SWE_AGENT = "mini-swe-agent"
+    LOOP = "loop"
+
+
+class Dashboard(StrEnum):
+    """How rank 0's terminal shows the run; `auto` is rich on a terminal and lines elsewhere."""
+
+    AUTO = "auto"
+    RICH = "rich"
+    LINES = "lines"
+    OFF = "off"
+
+
+class LogLevel(StrEnum):
+    """The least severe log line that is written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"

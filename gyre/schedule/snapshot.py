@@ -1,0 +1,55 @@
+"""What the scheduler shows of itself: frozen numbers for the dashboard, the journal and tests. Decides nothing."""
+
+from dataclasses import dataclass
+
+from gyre.schedule.cells import CellState
+from gyre.types import Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSnapshot:
+    """One cell. `routed` rollouts of its `capacity`; `since` is the time of its last change of state."""
+
+    index: int
+    role: Role
+    state: CellState
+    since: float
+    routed: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSnapshot:
+    """The current step's batch: groups ready of `num_groups`, micro-steps ready, claimed and done."""
+
+    step: int
+    num_groups: int
+    groups_ready: int
+    micro_steps_ready: int
+    micro_steps_claimed: int
+    micro_steps_done: int
+    is_closed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSnapshot:
+    """The whole schedule at one time.
+
+    `capacity` is C_R, the rollouts that the cells in rollout carry; `waterlevel` is w = `dispatched` (d) -
+    `terminated` (f); `started` is p. `waiting` rollouts have no route yet. `batch` is None after the last step.
+    """
+
+    cells: tuple[CellSnapshot, ...]
+    version: int
+    steps: int
+    capacity: int
+    waterlevel: int
+    dispatched: int
+    started: int
+    terminated: int
+    waiting: int
+    groups_dispatched: int
+    batch: BatchSnapshot | None
+    is_held: bool
+    is_finished: bool
+    is_aborted: bool
