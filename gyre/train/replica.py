@@ -107,6 +107,8 @@ class Replica:
         self._slots = weights.get_slots(config)
         self._parameters = dict(ddp.module.named_parameters())
         self._device = patches.get_device()
+        self._is_leader = groups.rank_in_cell == 0
+        self._leader_rank = dist.get_process_group_ranks(groups.cell)[0]
         assert {slot.name for slot in self._slots} == set(self._parameters), sorted(self._parameters)
 
     @staticmethod
@@ -231,9 +233,9 @@ class Replica:
     def backward(self, logprobs_E: Tensor, weights_E: NDArray[np.floating]) -> None:
         """Collective over the cell: add the gradient of sum(weights * logprobs) to the sums."""
         weight_E = torch.from_numpy(np.ascontiguousarray(weights_E)).to(logprobs_E)
-        if len(self.groups.cell_ranks) > 1:
+        if self.groups.cell.size() > 1:
             # One clip decision a cell: ranks may differ in the last bit and a ratio may lie on the edge.
-            dist.broadcast(weight_E, self.groups.leader_rank, group=self.groups.cell_group)
+            dist.broadcast(weight_E, self._leader_rank, group=self.groups.cell)
         (weight_E * logprobs_E).sum().backward()
 
     def reduce(self, members: int) -> None:
@@ -241,8 +243,8 @@ class Replica:
 
         A satellite's sums are undefined afterwards; its next step begins with `begin_step`.
         """
-        assert self.groups.cell < members <= self.groups.num_cells, (self.groups.cell, members)
         if members == 1:
+            assert dist.get_rank() == self.groups.core_peer_rank, "this cell is no member"
             return
         for buffer in self._ddp.buffers:
             dist.reduce(buffer.grad_data, self.groups.core_peer_rank, group=self.groups.prefix[members])
@@ -288,9 +290,9 @@ class Replica:
             exp_avg=dict(self._export(self._get_moments("exp_avg"))),
             exp_avg_sq=dict(self._export(self._get_moments("exp_avg_sq"))),
         )
-        if self.groups.is_leader:
+        if self._is_leader:
             checkpoint.write_checkpoint(folder, state)
-        dist.barrier(self.groups.cell_group)
+        dist.barrier(self.groups.cell)
 
     @torch.no_grad()
     def load_checkpoint(self, folder: Path) -> int:
@@ -333,9 +335,9 @@ class Replica:
             piece = shards[slot.name].contiguous()
             pieces = [piece]
             if group.size() > 1 and slot.cut is not weights.Cut.WHOLE:
-                pieces = [torch.empty_like(piece) for _ in range(group.size())] if self.groups.is_leader else []
-                dist.gather(piece, pieces or None, dst=self.groups.leader_rank, group=group)
-            if self.groups.is_leader:
+                pieces = [torch.empty_like(piece) for _ in range(group.size())] if self._is_leader else []
+                dist.gather(piece, pieces or None, dst=self._leader_rank, group=group)
+            if self._is_leader:
                 named += weights.split(slot, weights.unshard(pieces, slot.cut).clone(), self.config)
         return named
 
@@ -369,11 +371,12 @@ def _make_megatron_groups(layout: Layout, groups: DataGroups) -> ProcessGroupCol
     )
     names = ["tp", "pp", "mp", "cp", "tp_cp", "ep", "expt_tp", "tp_ep", "tp_ep_pp", "embd", "pos_embd"]
     ours = ProcessGroupCollection.use_mpu_process_groups(names)
-    assert tuple(dist.get_process_group_ranks(ours.mp)) == groups.cell_ranks, groups.cell_ranks
-    ours.dp = ours.dp_cp = ours.expt_dp = ours.intra_dp_cp = ours.intra_expt_dp = groups.self_group
+    in_cell = dist.get_process_group_ranks(groups.cell)
+    assert dist.get_process_group_ranks(ours.mp) == in_cell, f"cells must be contiguous ranks, this one is {in_cell}"
+    ours.dp = ours.dp_cp = ours.expt_dp = ours.intra_dp_cp = ours.intra_expt_dp = groups.self_
     ours.tp_dp_cp = ours.tp
     # Gradient statistics are those of the whole cell: with the rank alone, a TP cell would clip wrongly, silently.
-    ours.intra_dist_opt = groups.cell_group
+    ours.intra_dist_opt = groups.cell
     return ours
 
 
