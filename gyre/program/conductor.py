@@ -208,6 +208,11 @@ class Conductor:
                 num_rollouts = self._queue.close(step, members=members, now=self._now)
                 self._hooks.step_closed(step, num_rollouts)
             case ReturnToRollout(cell=cell):
+                if self.duties[cell] is Duty.ROLLOUT:
+                    # It drained too late to join: its engine is still up, idle, and only needs the new version.
+                    self._since.pop(cell, None)
+                    self._take_weights(cell)
+                    return False
                 self.duties[cell] = Duty.ROLLOUT
                 self._since[cell] = self._now
                 self._expect(f"cell {cell} serving", self._settings.engine.load_timeout_s * 2)

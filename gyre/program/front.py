@@ -22,6 +22,7 @@ import uvloop
 from gyre.config.load import load_settings
 from gyre.config.schema import Settings
 from gyre.errors import GyreError
+from gyre.gateway.render import Renderer
 from gyre.gateway.template import ChatTemplate
 from gyre.program.conductor import Conductor, Hooks, Switch
 from gyre.program.groups import GroupLedger
@@ -33,7 +34,6 @@ from gyre.program.watchdog import ProcessWatch
 from gyre.schedule.commands import Command
 from gyre.schedule.events import (
     CellLost,
-    DispatchHeld,
     DispatchReleased,
     Evaluate,
     Event,
@@ -44,7 +44,8 @@ from gyre.schedule.events import (
     RolloutTerminated,
     Tick,
 )
-from gyre.schedule.scheduler import Scheduler, SchedulerSettings
+from gyre.schedule.policy import SchedulerSettings
+from gyre.schedule.scheduler import ResumePoint, Scheduler
 from gyre.store import records
 from gyre.store.store import RunStore
 from gyre.tasks.harbor import load_tasks
@@ -110,12 +111,11 @@ class Front:
         )
         self._book = RolloutBook(
             settings=settings,
-            template=ChatTemplate.load(settings.model.path),
+            renderer=Renderer(ChatTemplate.load(settings.model.path)),
             hooks=RolloutHooks(
                 to_hands=lambda message: self._link.post(self._hands[0], message),
                 record=self._record,
                 submit=self._router.submit,
-                cancel=self._router.cancel,
                 forget=self._router.forget,
                 started=lambda rollout: self._conductor.feed(RolloutStarted(rollout=rollout)),
                 terminated=lambda rollout: self._conductor.feed(RolloutTerminated(rollout=rollout)),
@@ -135,7 +135,9 @@ class Front:
         )
         self._conductor = Conductor(
             settings=settings,
-            scheduler=Scheduler(SchedulerSettings.from_settings(settings, version=self._resumed_version)),
+            scheduler=Scheduler(
+                SchedulerSettings.of(settings, is_held=True), ResumePoint(version=self._resumed_version)
+            ),
             router=self._router,
             queue=self._queue,
             hooks=Hooks(
@@ -154,7 +156,6 @@ class Front:
 
     async def run(self) -> int:
         """Until the run is over; returns the exit code."""
-        self._conductor.feed(DispatchHeld())
         tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._keep_time())]
         ended = asyncio.create_task(self._ended.wait())
         done, _ = await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)

@@ -194,6 +194,10 @@ class Leader:
                 case StepClosed(step=order.step):
                     self._close(todo)
                     return None
+                case RoleChange(duty=Duty.ROLLOUT):
+                    # It joined too late: the step was closed and published without it.
+                    self._return_to_rollout(todo)
+                    return None
                 case Stop():
                     self._relay.send(Quit())
                     return todo.reason

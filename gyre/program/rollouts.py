@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gyre.config.schema import Settings
-from gyre.gateway.session import Answered, Sampling, Session, SessionSettings
-from gyre.gateway.template import ChatTemplate
+from gyre.gateway.render import Renderer
+from gyre.gateway.session import Answered, Sampling, Session, SessionSettings, Waiting
 from gyre.program.curriculum import turn_seed
 from gyre.program.harvest import Finished
 from gyre.program.routes import Turn
@@ -42,6 +42,7 @@ class Rollout:
     group: int | None
     task: Path
     session: Session
+    api_key: str
     state: str = "dispatched"
     since: float = 0.0
     began: float = 0.0
@@ -57,7 +58,6 @@ class RolloutHooks:
     to_hands: Callable[[Message], None]
     record: Callable[[records.Record], None]
     submit: Callable[[Turn], None]
-    cancel: Callable[[str], None]
     forget: Callable[[RolloutId], None]
     started: Callable[[RolloutId], None]
     terminated: Callable[[RolloutId], None]
@@ -68,16 +68,9 @@ class RolloutHooks:
 class RolloutBook:
     """All rollouts of this run that are not yet forgotten."""
 
-    def __init__(self, *, settings: Settings, template: ChatTemplate, hooks: RolloutHooks) -> None:
-        self._settings, self._template, self._hooks = settings, template, hooks
+    def __init__(self, *, settings: Settings, renderer: Renderer, hooks: RolloutHooks) -> None:
+        self._settings, self._renderer, self._hooks = settings, renderer, hooks
         self._rollouts: dict[RolloutId, Rollout] = {}
-        self._session_settings = SessionSettings(
-            model_name=settings.run.name,
-            temperature=settings.sampling.temperature,
-            top_p=settings.sampling.top_p,
-            max_turn_tokens=settings.sampling.max_turn_tokens,
-            max_context_tokens=settings.model.max_context_tokens,
-        )
         self.harness_errors = 0
         self.tokens_sampled = 0
 
@@ -98,10 +91,11 @@ class RolloutBook:
 
     def register(self, rollout: RolloutId, *, purpose: Purpose, group: int | None, task: Path) -> None:
         """A rollout is dispatched; its harness starts once it is admitted to a cell."""
-        session = Session(
-            rollout, self._template, self._session_settings, api_key=f"gyre-{secrets.token_urlsafe(18)}"
+        api_key = f"gyre-{secrets.token_urlsafe(18)}"
+        session = Session(rollout, self._renderer, self._session_settings(api_key))
+        one = Rollout(
+            rollout=rollout, purpose=purpose, group=group, task=task, session=session, api_key=api_key
         )
-        one = Rollout(rollout=rollout, purpose=purpose, group=group, task=task, session=session)
         self._rollouts[rollout] = one
         self._enter(one, "dispatched")
 
@@ -116,7 +110,7 @@ class RolloutBook:
                 rollout=rollout,
                 task=str(one.task),
                 harness=self._settings.rollout.harness.value,
-                api_key=one.session.api_key,
+                api_key=one.api_key,
                 model=self._settings.run.name,
             )
         )
@@ -198,14 +192,14 @@ class RolloutBook:
                         stop_tokens=tuple(outcome.stop_tokens),
                     )
                 )
-            case _:
-                pass  # It joined a running request.
+            case Waiting():
+                pass  # It is answered with the request it joined.
 
     def model_call_gone(self, gone: ModelCallGone) -> None:
-        """The client hung up: sample no further unless a retry waits for the same turn."""
+        """The client hung up. Sampling goes on: the turn is kept for the retry that usually follows."""
         one = self._rollouts.get(gone.rollout)
-        if one is not None and one.session.gone(gone.call):
-            self._hooks.cancel(gone.call)
+        if one is not None:
+            one.session.gone(gone.call)
 
     def turn_done(self, turn: Turn, sample: Sample) -> None:
         """The turn is sampled: attach it to the tree, record it, answer the harness."""
@@ -228,6 +222,17 @@ class RolloutBook:
         for answer in one.session.fail(turn.call, 503, error):
             self._hooks.to_hands(answer)
 
+    def _session_settings(self, api_key: str) -> SessionSettings:
+        settings = self._settings
+        return SessionSettings(
+            model_name=settings.run.name,
+            api_key=api_key,
+            temperature=settings.sampling.temperature,
+            top_p=settings.sampling.top_p,
+            max_turn_tokens=settings.sampling.max_turn_tokens,
+            max_context_tokens=settings.model.max_context_tokens,
+        )
+
     def _record_turn(self, one: Rollout, turn: Turn, sample: Sample) -> None:
         closed = one.session.turns[-1]
         self._hooks.record(
@@ -235,9 +240,9 @@ class RolloutBook:
                 rollout=one.rollout,
                 turn=closed.turn,
                 call=turn.call,
-                context_tokens=ids_to_bytes(closed.context_tokens),
+                context_tokens=ids_to_bytes(closed.context),
                 parent_node=closed.parent,
-                node=closed.node,
+                node=closed.sampled,
                 output_tokens=ids_to_bytes(sample.tokens),
                 logprobs=sample.logprobs.astype("<f4").tobytes(),
                 spans=[(span.start, span.end, span.version) for span in sample.spans],
