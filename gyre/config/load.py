@@ -10,7 +10,8 @@ import math
 import re
 import types
 import typing
-from dataclasses import MISSING, Field, fields
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
@@ -18,11 +19,30 @@ from typing import Any
 
 import tomli
 
-from gyre.config.schema import Range, Settings
+from gyre.config.schema import Doc, Range, Settings
 from gyre.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 TYPE_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One field of a section, as the schema declares it. `default` is MISSING when it must be given."""
+
+    key: str
+    name: str
+    kind: Any
+    doc: Doc
+    default: Any
+
+
+def settings_of(section: str, schema: type) -> Iterator[Setting]:
+    """The settings of a section, in order."""
+    hints = typing.get_type_hints(schema, include_extras=True)
+    for field in fields(schema):
+        kind, doc = typing.get_args(hints[field.name])
+        yield Setting(key=f"{section}.{field.name}", name=field.name, kind=kind, doc=doc, default=field.default)
 
 
 def load_settings(path: Path) -> Settings:
@@ -75,25 +95,23 @@ def _refuse_unknown(table: dict[str, Any], *, known: list[str], prefix: str) -> 
 
 def setting_names() -> list[str]:
     """The dotted name of every setting, in the order of the schema."""
-    return [
-        f"{section}.{field.name}"
-        for section, schema in typing.get_type_hints(Settings).items()
-        for field in fields(schema)
-    ]
+    sections = typing.get_type_hints(Settings).items()
+    return [setting.key for section, schema in sections for setting in settings_of(section, schema)]
 
 
 def _load_section(section: str, schema: type, table: dict[str, Any], *, folder: Path) -> Any:
     """One section's dataclass from its table."""
-    _refuse_unknown(table, known=[field.name for field in fields(schema)], prefix=f"{section}.")
-    hints = typing.get_type_hints(schema)
+    settings = list(settings_of(section, schema))
+    _refuse_unknown(table, known=[setting.name for setting in settings], prefix=f"{section}.")
     values = {}
-    for field in fields(schema):
-        key = f"{section}.{field.name}"
-        if field.name in table:
-            values[field.name] = _convert(key, hints[field.name], table[field.name], field.metadata["within"], folder)
-        elif field.default is MISSING:
-            wanted = f"{_type_words(hints[field.name])} ({field.metadata['doc']})"
-            raise ConfigError(key, wanted=wanted, given=None, fix=f"add `{field.name} = ...` under [{section}]")
+    for setting in settings:
+        if setting.name in table:
+            given = table[setting.name]
+            values[setting.name] = _convert(setting.key, setting.kind, given, setting.doc.within, folder)
+        elif setting.default is MISSING:
+            wanted = f"{_type_words(setting.kind)} ({setting.doc.text})"
+            fix = f"add `{setting.name} = ...` under [{section}]"
+            raise ConfigError(setting.key, wanted=wanted, given=None, fix=fix)
     return schema(**values)
 
 
@@ -187,7 +205,10 @@ def check_combinations(settings: Settings) -> None:
     roles = settings.sampling.path_priority
     if len(set(roles)) != len(roles) or not roles:
         raise ConfigError(
-            "sampling.path_priority", wanted="each role once", given=[role.value for role in roles], fix="list each once"
+            "sampling.path_priority",
+            wanted="each role once",
+            given=[role.value for role in roles],
+            fix="list each once",
         )
 
 
@@ -235,18 +256,16 @@ def describe_settings() -> str:
     for section, schema in typing.get_type_hints(Settings).items():
         _, _, purpose = (schema.__doc__ or "").partition(": ")
         lines += ["", f"[{section}]  # {purpose}"] if lines else [f"[{section}]  # {purpose}"]
-        hints = typing.get_type_hints(schema)
-        for field in fields(schema):
-            within = str(field.metadata["within"])
-            kind = _type_words(hints[field.name]) + (f" {within}" if within else "")
-            lines.append(f"  {field.name} = {_default_text(field)}")
-            lines.append(f"      {field.metadata['doc']} ({kind})")
+        for setting in settings_of(section, schema):
+            kind = f"{_type_words(setting.kind)} {setting.doc.within}".strip()
+            lines.append(f"  {setting.name} = {_default_text(setting.default)}")
+            lines.append(f"      {setting.doc.text} ({kind})")
     return "\n".join(lines)
 
 
-def _default_text(field: Field[Any]) -> str:
+def _default_text(default: Any) -> str:
     """The default as TOML would spell it."""
-    match field.default:
+    match default:
         case bool() as value:
             return str(value).lower()
         case StrEnum() | str() as value:

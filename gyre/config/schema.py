@@ -5,9 +5,9 @@ change. A field without a default must be given. Units are in the names (`_s` se
 What more than one field decides together is checked in `load.py`. Nothing here reads a file.
 """
 
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from gyre.config.choices import (
     AdvantageScale,
@@ -51,115 +51,119 @@ ANY = Range()
 COUNT = Range(at_least=0)
 NATURAL = Range(at_least=1)
 POSITIVE = Range(above=0)
+SHARE = Range(above=0, below=1)
+DECAY = Range(at_least=0, below=1)
 PORT = Range(at_least=1024, at_most=65535)
 
 
-def setting(doc: str, *, default: Any = MISSING, within: Range = ANY) -> Any:
-    """A dataclass field with its doc line and range."""
-    metadata = {"doc": doc, "within": within}
-    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+@dataclass(frozen=True, slots=True)
+class Doc:
+    """A setting's line of doc and its range."""
+
+    text: str
+    within: Range = ANY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """[run]: what the run is called and how long it goes."""
 
-    name: str = setting("name of the run and of its folder: letters, digits, '.', '_', '-'")
-    folder: str = setting("where run folders lie, relative to the working directory", default="runs")
-    seed: int = setting("decides task order and every sampled token", default=0, within=COUNT)
-    steps: int = setting("optimizer steps in all; 0 only evaluates", within=COUNT)
-    mu: int = setting("training steps in a burst", default=1, within=NATURAL)
+    name: Annotated[str, Doc("name of the run and of its folder: letters, digits, '.', '_', '-'")]
+    folder: Annotated[str, Doc("where run folders lie, relative to the working directory")] = "runs"
+    seed: Annotated[int, Doc("decides task order and every sampled token", COUNT)] = 0
+    steps: Annotated[int, Doc("optimizer steps in all; 0 only evaluates", COUNT)]
+    mu: Annotated[int, Doc("training steps in a burst", NATURAL)] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
     """[model]: the policy to start from."""
 
-    path: Path = setting("Hugging Face folder with config.json, tokenizer and safetensors")
-    max_context_tokens: int = setting("prompt and output of one turn together", default=4096, within=NATURAL)
-    reasoning_history: ReasoningHistory = setting(
-        "keep earlier reasoning in the prompt, or leave it to the template", default=ReasoningHistory.KEEP
-    )
+    path: Annotated[Path, Doc("Hugging Face folder with config.json, tokenizer and safetensors")]
+    max_context_tokens: Annotated[int, Doc("prompt and output of one turn together", NATURAL)] = 4096
+    reasoning_history: Annotated[
+        ReasoningHistory, Doc("keep earlier reasoning in the prompt, or leave it to the template")
+    ] = ReasoningHistory.KEEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementSettings:
     """[placement]: how ranks form cells."""
 
-    num_cells: int = setting("cells, all alike; cell 0 is the core", default=1, within=NATURAL)
-    tp: int = setting("tensor parallel size in a cell", default=1, within=NATURAL)
-    pp: int = setting("pipeline parallel size in a cell", default=1, within=NATURAL)
-    cp: int = setting("context parallel size in a cell", default=1, within=NATURAL)
-    ep: int = setting("expert parallel size in a cell; shares the ranks of the others", default=1, within=NATURAL)
-    device: DeviceChoice = setting("where ranks compute", default=DeviceChoice.AUTO)
-    control_timeout_s: float = setting("deadline of a control collective", default=30.0, within=POSITIVE)
-    data_timeout_s: float = setting("deadline of a data collective or a pull", default=120.0, within=POSITIVE)
+    num_cells: Annotated[int, Doc("cells, all alike; cell 0 is the core", NATURAL)] = 1
+    tp: Annotated[int, Doc("tensor parallel size in a cell", NATURAL)] = 1
+    pp: Annotated[int, Doc("pipeline parallel size in a cell", NATURAL)] = 1
+    cp: Annotated[int, Doc("context parallel size in a cell", NATURAL)] = 1
+    ep: Annotated[int, Doc("expert parallel size in a cell; shares the ranks of the others", NATURAL)] = 1
+    device: Annotated[DeviceChoice, Doc("where ranks compute")] = DeviceChoice.AUTO
+    control_timeout_s: Annotated[float, Doc("deadline of a control collective", POSITIVE)] = 30.0
+    data_timeout_s: Annotated[float, Doc("deadline of a data collective or a pull", POSITIVE)] = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """[engine]: the SGLang engine of each cell."""
 
-    max_running_requests: int = setting("requests batched at once", default=64, within=NATURAL)
-    max_total_tokens: int = setting("tokens of KV cache an engine holds", default=32768, within=NATURAL)
-    dtype: Dtype = setting("number format of the engine's weights", default=Dtype.AUTO)
-    attention_backend: str = setting("SGLang attention backend, or auto", default="auto")
-    deterministic: bool = setting("make sampling a function of seed and position alone", default=True)
-    start_timeout_s: float = setting("deadline from start to the first probe", default=300.0, within=POSITIVE)
-    request_timeout_s: float = setting("deadline of one turn", default=600.0, within=POSITIVE)
-    release_timeout_s: float = setting("deadline of giving memory back", default=20.0, within=POSITIVE)
-    load_timeout_s: float = setting("deadline of loading new weights", default=30.0, within=POSITIVE)
-    port: int = setting("first of the local ports the engines use", default=31000, within=PORT)
-    mem_fraction: float = setting(
-        "share of device memory for weights and KV (GPU)", default=0.5, within=Range(above=0, below=1)
-    )
+    max_running_requests: Annotated[int, Doc("requests batched at once", NATURAL)] = 64
+    max_total_tokens: Annotated[int, Doc("tokens of KV cache an engine holds", NATURAL)] = 32768
+    dtype: Annotated[Dtype, Doc("number format of the engine's weights")] = Dtype.AUTO
+    attention_backend: Annotated[str, Doc("SGLang attention backend, or auto")] = "auto"
+    deterministic: Annotated[bool, Doc("make sampling a function of seed and position alone")] = True
+    start_timeout_s: Annotated[float, Doc("deadline from start to the first probe", POSITIVE)] = 300.0
+    request_timeout_s: Annotated[float, Doc("deadline of one turn", POSITIVE)] = 600.0
+    release_timeout_s: Annotated[float, Doc("deadline of giving memory back", POSITIVE)] = 20.0
+    load_timeout_s: Annotated[float, Doc("deadline of loading new weights", POSITIVE)] = 30.0
+    port: Annotated[int, Doc("first of the local ports the engines use", PORT)] = 31000
+    mem_fraction: Annotated[float, Doc("share of device memory for weights and KV (GPU)", SHARE)] = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
     """[trainer]: loss, optimizer, micro-steps, checkpoints."""
 
-    learning_rate: float = setting("of Adam; 0 trains nothing (a control run)", within=COUNT)
-    adam_beta1: float = setting("decay of the first moment", default=0.9, within=Range(at_least=0, below=1))
-    adam_beta2: float = setting("decay of the second moment", default=0.95, within=Range(at_least=0, below=1))
-    adam_eps: float = setting("added to the root of the second moment", default=1e-8, within=POSITIVE)
-    weight_decay: float = setting("decoupled decay of matrices", default=0.0, within=COUNT)
-    clip_grad: float = setting("largest gradient norm", default=1.0, within=POSITIVE)
-    objective: Objective = setting("the loss", default=Objective.GSPO)
-    clip_low: float = setting("the ratio is clipped below 1 - clip_low", default=3e-4, within=Range(above=0, below=1))
-    clip_high: float = setting("the ratio is clipped above 1 + clip_high", default=4e-4, within=POSITIVE)
-    advantage_scale: AdvantageScale = setting(
-        "what centred rewards of a group are divided by", default=AdvantageScale.STD
+    learning_rate: Annotated[float, Doc("of Adam; 0 trains nothing (a control run)", COUNT)]
+    adam_beta1: Annotated[float, Doc("decay of the first moment", DECAY)] = 0.9
+    adam_beta2: Annotated[float, Doc("decay of the second moment", DECAY)] = 0.95
+    adam_eps: Annotated[float, Doc("added to the root of the second moment", POSITIVE)] = 1e-8
+    weight_decay: Annotated[float, Doc("decoupled decay of matrices", COUNT)] = 0.0
+    clip_grad: Annotated[float, Doc("largest gradient norm", POSITIVE)] = 1.0
+    objective: Annotated[Objective, Doc("the loss")] = Objective.GSPO
+    clip_low: Annotated[float, Doc("the ratio is clipped below 1 - clip_low", SHARE)] = 3e-4
+    clip_high: Annotated[float, Doc("the ratio is clipped above 1 + clip_high", POSITIVE)] = 4e-4
+    advantage_scale: Annotated[AdvantageScale, Doc("what centred rewards of a group are divided by")] = (
+        AdvantageScale.STD
     )
-    micro_step_rollouts: int = setting("rollouts in a micro-step at most", default=8, within=NATURAL)
-    micro_step_tokens: int = setting("tokens in a micro-step at most", default=16384, within=NATURAL)
-    checkpoint_every_steps: int = setting("steps between checkpoints", default=1, within=NATURAL)
-    keep_checkpoints: int = setting("newest checkpoints that are kept", default=2, within=NATURAL)
-    threads: int = setting("CPU threads of a rank", default=1, within=NATURAL)
+    micro_step_rollouts: Annotated[int, Doc("rollouts in a micro-step at most", NATURAL)] = 8
+    micro_step_tokens: Annotated[int, Doc("tokens in a micro-step at most", NATURAL)] = 16384
+    checkpoint_every_steps: Annotated[int, Doc("steps between checkpoints", NATURAL)] = 1
+    keep_checkpoints: Annotated[int, Doc("newest checkpoints that are kept", NATURAL)] = 2
+    threads: Annotated[int, Doc("CPU threads of a rank", NATURAL)] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSettings:
     """[schedule]: batches, staleness and when cells switch."""
 
-    policy: PolicyName = setting("rule by which cells leave rollout", default=PolicyName.WATERLEVEL)
-    groups_per_batch: int = setting("groups (tasks) that a step trains: B", within=NATURAL)
-    rollouts_per_group: int = setting("rollouts of one task: G", within=Range(at_least=2))
-    staleness: float = setting("batches dispatched ahead, may be a fraction: phi", default=0.0, within=COUNT)
-    cell_capacity: int = setting("rollouts that a cell carries at once: C_e", within=NATURAL)
+    policy: Annotated[PolicyName, Doc("rule by which cells leave rollout")] = PolicyName.WATERLEVEL
+    groups_per_batch: Annotated[int, Doc("groups (tasks) that a step trains: B", NATURAL)]
+    rollouts_per_group: Annotated[int, Doc("rollouts of one task: G", Range(at_least=2))]
+    staleness: Annotated[float, Doc("batches dispatched ahead, may be a fraction: phi", COUNT)] = 0.0
+    cell_capacity: Annotated[int, Doc("rollouts that a cell carries at once: C_e", NATURAL)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
     """[sampling]: how turns are sampled, and which paths of a tree are trained."""
 
-    temperature: float = setting("1 samples the policy itself", default=1.0, within=COUNT)
-    top_p: float = setting("nucleus; 1 keeps all tokens", default=1.0, within=Range(above=0, at_most=1))
-    max_turn_tokens: int = setting("output tokens of one turn at most", default=1024, within=NATURAL)
-    max_paths: int = setting("paths of a rollout's tree that are trained: J_max", default=5, within=NATURAL)
-    path_priority: tuple[PathRole, ...] = setting(
-        "order in which classes of leaves are sampled",
-        default=(PathRole.MAIN, PathRole.SUB_AGENT, PathRole.MAIN_SUMMARY, PathRole.SUB_AGENT_SUMMARY),
+    temperature: Annotated[float, Doc("1 samples the policy itself", COUNT)] = 1.0
+    top_p: Annotated[float, Doc("nucleus; 1 keeps all tokens", Range(above=0, at_most=1))] = 1.0
+    max_turn_tokens: Annotated[int, Doc("output tokens of one turn at most", NATURAL)] = 1024
+    max_paths: Annotated[int, Doc("paths of a rollout's tree that are trained: J_max", NATURAL)] = 5
+    path_priority: Annotated[tuple[PathRole, ...], Doc("order in which classes of leaves are sampled")] = (
+        PathRole.MAIN,
+        PathRole.SUB_AGENT,
+        PathRole.MAIN_SUMMARY,
+        PathRole.SUB_AGENT_SUMMARY,
     )
 
 
@@ -167,57 +171,57 @@ class SamplingSettings:
 class RolloutSettings:
     """[rollout]: the harness and what runs around it."""
 
-    harness: HarnessName = setting("agent program that drives a rollout", default=HarnessName.MINI_SWE_AGENT)
-    harness_config: Path | None = setting("the harness's own configuration file", default=None)
-    grading_retries: int = setting("tries after a failed grading before the rollout is dropped", default=2, within=COUNT)
-    concurrent_gradings: int = setting("gradings at once on a node", default=4, within=NATURAL)
-    concurrent_starts: int = setting("sandbox starts at once on a node", default=8, within=NATURAL)
+    harness: Annotated[HarnessName, Doc("agent program that drives a rollout")] = HarnessName.MINI_SWE_AGENT
+    harness_config: Annotated[Path | None, Doc("the harness's own configuration file")] = None
+    grading_retries: Annotated[int, Doc("tries after a failed grading before the rollout is dropped", COUNT)] = 2
+    concurrent_gradings: Annotated[int, Doc("gradings at once on a node", NATURAL)] = 4
+    concurrent_starts: Annotated[int, Doc("sandbox starts at once on a node", NATURAL)] = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TasksSettings:
     """[tasks]: folders of tasks in Harbor format."""
 
-    train: Path = setting("folder of training tasks")
-    held_out: Path | None = setting("folder of tasks that are only evaluated", default=None)
-    eval_rollouts: int = setting("rollouts evaluated before and after training", default=0, within=COUNT)
+    train: Annotated[Path, Doc("folder of training tasks")]
+    held_out: Annotated[Path | None, Doc("folder of tasks that are only evaluated")] = None
+    eval_rollouts: Annotated[int, Doc("rollouts evaluated before and after training", COUNT)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSettings:
     """[sandbox]: limits of one rollout's sandbox."""
 
-    memory_mb: int = setting("memory", default=512, within=NATURAL)
-    processes: int = setting("processes and threads", default=64, within=NATURAL)
-    disk_mb: int = setting("largest file and workspace", default=64, within=NATURAL)
-    cpu_s: int = setting("CPU seconds of one process", default=600, within=NATURAL)
-    folder: Path | None = setting("where sandboxes lie; none: the system's temporary folder", default=None)
-    gateway_port: int = setting("port of the gateway inside a sandbox", default=8765, within=PORT)
+    memory_mb: Annotated[int, Doc("memory", NATURAL)] = 512
+    processes: Annotated[int, Doc("processes and threads", NATURAL)] = 64
+    disk_mb: Annotated[int, Doc("largest file and workspace", NATURAL)] = 64
+    cpu_s: Annotated[int, Doc("CPU seconds of one process", NATURAL)] = 600
+    folder: Annotated[Path | None, Doc("where sandboxes lie; none: the system's temporary folder")] = None
+    gateway_port: Annotated[int, Doc("port of the gateway inside a sandbox", PORT)] = 8765
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
     """[gateway]: the only network of a sandbox."""
 
-    ping_s: float = setting("pause between pings on a waiting stream", default=10.0, within=POSITIVE)
-    body_limit_mb: int = setting("largest request body", default=64, within=NATURAL)
+    ping_s: Annotated[float, Doc("pause between pings on a waiting stream", POSITIVE)] = 10.0
+    body_limit_mb: Annotated[int, Doc("largest request body", NATURAL)] = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
     """[watch]: screen and logs."""
 
-    dashboard: Dashboard = setting("how the terminal shows the run", default=Dashboard.AUTO)
-    refresh_s: float = setting("pause between two pictures", default=0.5, within=POSITIVE)
-    log_level: LogLevel = setting("least severe line that is written", default=LogLevel.INFO)
+    dashboard: Annotated[Dashboard, Doc("how the terminal shows the run")] = Dashboard.AUTO
+    refresh_s: Annotated[float, Doc("pause between two pictures", POSITIVE)] = 0.5
+    log_level: Annotated[LogLevel, Doc("least severe line that is written")] = LogLevel.INFO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopSettings:
     """[stop]: how the run ends."""
 
-    grace_s: float = setting("time for an orderly end before a hard one", default=10.0, within=POSITIVE)
-    alone_s: float = setting("front and hands end when left alone this long", default=10.0, within=POSITIVE)
+    grace_s: Annotated[float, Doc("time for an orderly end before a hard one", POSITIVE)] = 10.0
+    alone_s: Annotated[float, Doc("front and hands end when left alone this long", POSITIVE)] = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

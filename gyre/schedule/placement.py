@@ -192,8 +192,10 @@ def describe_placement(settings: Settings, params_bytes: int | None = None) -> s
         estimate = memory_estimate(params_bytes, settings)
         lines += [
             f"model    {params_bytes // 4:,} parameters",
-            f"memory   a rank, weights and training state only: engine {_mib(estimate.engine_bytes)}, "
-            f"satellite trainer {_mib(estimate.satellite_bytes)}, core trainer {_mib(estimate.core_bytes)}",
+            "memory   a rank, only weights and what training keeps of them:",
+            f"         engine {_mib(estimate.engine_bytes)}",
+            f"         satellite trainer {_mib(estimate.satellite_bytes)}",
+            f"         core trainer {_mib(estimate.core_bytes)}",
             "         not counted: KV cache, activations, libraries (about 1.9 GB a rank on CPU)",
         ]
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from gyre.schedule.batches import Batch, BatchBook
-from gyre.schedule.cells import Cell, CellState
+from gyre.schedule.cells import ON_THE_WAY, Cell, CellState
 from gyre.schedule.commands import (
     Abort,
     Admit,
@@ -178,7 +178,7 @@ class Scheduler:
             return []
         members = sum(cell.state is CellState.TRAINING for cell in self.cells)
         for cell in self.cells:
-            if not cell.is_in_rollout:
+            if cell.state is CellState.TRAINING or cell.state in ON_THE_WAY:
                 cell.go(CloseStep, now)
         self.is_closed = True
         return [CloseStep(step=self.version, members=members)]
