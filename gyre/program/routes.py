@@ -45,6 +45,7 @@ class Turn:
     attempt: int = 0
     moved: int = 0
     failures: int = 0
+    is_abandoned: bool = False
 
     @property
     def num_sampled(self) -> int:
@@ -139,12 +140,12 @@ class Router:
             self.cancel(turn.call)
 
     def cancel(self, call: str) -> None:
-        """The client hung up: stop sampling for it; nobody is answered."""
+        """Stop sampling a turn; nobody is answered. It counts as running until its engine says that it is not."""
         self._parked.pop(call, None)
-        turn = self._turns.pop(call, None)
+        turn = self._turns.get(call)
         if turn is not None and turn.cell is not None:
+            turn.is_abandoned = True
             self._send(turn.cell, AbortGenerate(call=self._wire_call(turn)))
-            self._check_idle(turn.cell)
 
     def submit(self, turn: Turn) -> None:
         """Sample a turn wherever its rollout is routed, now or as soon as that cell opens."""
@@ -168,7 +169,9 @@ class Router:
         source = turn.cell
         del self._turns[call]
         turn.cell = None
-        if answer.error:
+        if turn.is_abandoned:
+            pass
+        elif answer.error:
             self._retry(turn, answer.error)
         else:
             turn.pieces.append(_sample_of(answer))
