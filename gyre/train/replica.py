@@ -172,6 +172,14 @@ class Replica:
         """
         return self._export({name: parameter.detach() for name, parameter in self._parameters.items()})
 
+    @torch.no_grad()
+    def export_gradients(self) -> list[tuple[str, Tensor]]:
+        """Collective over the cell: the gradient sums by Hugging Face name on the leader; empty on other ranks.
+
+        For comparisons. Before `apply`, with tensor parallelism, the sums of the heads' norms are partial.
+        """
+        return self._export({name: parameter.main_grad for name, parameter in self._parameters.items()})
+
     # --- a step -----------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
