@@ -28,15 +28,16 @@ class Selection:
 
 
 def select_paths(
-    tree: Tree, *, max_paths: int, priority: Sequence[PathRole] = DEFAULT_PRIORITY, seed: int
+    tree: Tree, *, max_paths: int, priority: Sequence[PathRole | str] = DEFAULT_PRIORITY, seed: int
 ) -> Selection:
     """Draw at most `max_paths` leaves by role priority.
 
-    `priority` orders the roles, highest first; a role that it leaves out is never trained. The same tree
-    and seed give the same selection.
+    `priority` orders the roles, highest first; a role that it leaves out is never trained, an unknown one
+    raises ValueError. The same tree and seed give the same selection.
     """
     assert max_paths >= 1, max_paths
     random = Random(seed)
+    roles = [PathRole(role) for role in priority]
     leaves = tree.leaves()
     paths = {leaf: tree.path_nodes(leaf) for leaf in leaves}
     marked: set[int] = set()
@@ -45,7 +46,7 @@ def select_paths(
         untrained = {
             leaf: sum(tree.node(step).num_targets for step in paths[leaf] if step not in marked) for leaf in leaves
         }
-        leaf = _draw(tree, untrained, priority, random)
+        leaf = _draw(tree, untrained, roles, random)
         if leaf is None:
             break
         chosen.append(leaf)
