@@ -1,8 +1,9 @@
 """Match a request's messages against the turns that were sampled, by chained hashes.
 
 The key of a history is xxh3_128(key before || message), beginning with the tools, so two histories have
-equal keys exactly when everything that shapes their prompt is equal. A sampled turn is kept under the key of
-its history with the reply *as it was returned to the harness*: sampled text is never tokenised to be found.
+equal keys when everything that shapes their prompt is equal. A sampled turn is kept under the key of its
+history with the reply *as it was returned to the harness*: sampled text is never tokenised to be found.
+Blanks around an assistant's text do not count, because harnesses trim them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import orjson
 import xxhash
 
-from gyre.gateway.dialect import Message
+from gyre.gateway.dialect import Message, Speaker
 
 _SORTED = orjson.OPT_SORT_KEYS
 
@@ -52,4 +53,7 @@ class History:
 
 def extended(key: bytes, message: Message) -> bytes:
     """The key of the history `key` with one more message."""
-    return xxhash.xxh3_128_digest(key + orjson.dumps(message.key(), option=_SORTED))
+    facts = message.key()
+    if message.speaker is Speaker.ASSISTANT:
+        facts["content"] = message.content.strip()
+    return xxhash.xxh3_128_digest(key + orjson.dumps(facts, option=_SORTED))

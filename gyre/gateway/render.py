@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 
 import numpy as np
 
@@ -30,6 +31,11 @@ class RenderMode(StrEnum):
     ANCHOR = "anchor"
     SKELETON = "skeleton"
     FULL = "full"
+
+
+def load_renderer(folder: Path) -> "Renderer":
+    """The renderer of a Hugging Face model folder. Raises ConfigError for key model.path."""
+    return Renderer(ChatTemplate.load(folder))
 
 
 class Renderer:

@@ -120,13 +120,18 @@ class Session:
     """One rollout's conversations with the policy."""
 
     def __init__(
-        self, rollout: RolloutId, renderer: Renderer, settings: SessionSettings, dialect: Dialect | None = None
+        self,
+        rollout: RolloutId,
+        template: Renderer,
+        settings: SessionSettings,
+        dialect: Dialect | None = None,
     ) -> None:
+        """`template` may be shared by all sessions; `settings.api_key` is this rollout's own."""
         self.rollout = rollout
         self.tree = Tree()
         self.stats = SessionStats()
         self.turns: list[SessionTurn] = []
-        self._renderer = renderer
+        self._renderer = template
         self._settings = settings
         self._dialect: Dialect = dialect or ChatDialect()
         self._history = History()

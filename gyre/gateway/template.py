@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import orjson
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -59,7 +60,10 @@ class ChatTemplate:
         longest_first = sorted(self._controls, key=lambda text: (-len(text), text))
         self._control_pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
         self._special_tokens = dict(special_tokens)
-        self._template = _environment().from_string(source)
+        try:
+            self._template = _environment().from_string(source)
+        except TemplateError as error:
+            raise ConfigError("model.path", wanted="a chat template that can be parsed", given=str(error)) from error
         self.end_of_turn_text = self._find_end_of_turn()
         self.end_of_turn = self._controls[self.end_of_turn_text]
         stops = {self.end_of_turn}
@@ -160,7 +164,12 @@ class ChatTemplate:
     def _find_end_of_turn(self) -> str:
         """The first control token after an assistant's text."""
         probe = "probe0text"
-        text = self.text([{"role": "user", "content": "d"}, {"role": "assistant", "content": probe}], generate=False)
+        exchange = [{"role": "user", "content": "d"}, {"role": "assistant", "content": probe}]
+        try:
+            text = self.text(exchange, generate=False)
+        except RenderError as error:
+            wanted = "a chat template that renders a user's and an assistant's message"
+            raise ConfigError("model.path", wanted=wanted, given=str(error)) from error
         found = self._control_pattern.search(text, text.rfind(probe) + len(probe)) if probe in text else None
         if found is None:
             raise ConfigError(
@@ -217,6 +226,17 @@ def _strings(value: object) -> Iterable[str]:
             yield from _strings(item)
 
 
+class _GenerationTag(Extension):
+    """Lets `{% generation %}` blocks through: they only mark the assistant's text for trainers."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The block's content in its place."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     """The environment that Hugging Face templates are written for."""
 
@@ -226,7 +246,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
     def to_json(value: object, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+    )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception
     return environment

@@ -168,8 +168,21 @@ def test_a_template_that_refuses_raises_a_render_error(tmp_path: Path) -> None:
         renderer.prompt([message("tool", "x")])
 
 
+def test_generation_blocks_are_only_marks(tmp_path: Path) -> None:
+    marked = CHATML.replace(
+        "{{- '<|im_start|>assistant\\n' + message.content }}",
+        "{{- '<|im_start|>assistant\\n' }}{% generation %}{{- message.content }}{% endgeneration %}",
+    )
+    assert marked != CHATML
+    assert renderer_of(tmp_path, marked).mode is RenderMode.ANCHOR
+
+
 def test_a_model_folder_without_a_template_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="model.path: wanted a folder with tokenizer.json"):
         ChatTemplate.load(tmp_path)
     with pytest.raises(ConfigError, match="ends an assistant's turn with a control token"):
         renderer_of(tmp_path, "{% for message in messages %}{{ message.content }}{% endfor %}")
+    with pytest.raises(ConfigError, match="can be parsed"):
+        renderer_of(tmp_path, "{% for %}")
+    with pytest.raises(ConfigError, match="renders a user's and an assistant's"):
+        renderer_of(tmp_path, "{{ raise_exception('never') }}")

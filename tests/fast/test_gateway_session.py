@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.gateway.render import Renderer
+from gyre.gateway.render import Renderer, load_renderer
 from gyre.gateway.session import MAX_REPLAYS, Answered, Sampling, Session, SessionSettings, Waiting, bare_path
-from gyre.gateway.template import ChatTemplate
 from gyre.types import FinishReason
 from tests.fakes.chat_model import CHATML, write_chat_model
 from tests.fakes.gateway_client import API_KEY, chat_call, content_of, raw_call, sampled, take_turn
@@ -23,7 +22,7 @@ DATA = Path(__file__).parents[1] / "data" / "harness"
 
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
-    return Renderer(ChatTemplate.load(write_chat_model(tmp_path_factory.mktemp("chat_model"))))
+    return load_renderer(write_chat_model(tmp_path_factory.mktemp("chat_model")))
 
 
 def session_with(renderer: Renderer, max_context_tokens: int = 4096) -> Session:
@@ -73,8 +72,8 @@ def test_the_next_prompt_is_the_exact_ids_so_far_and_the_suffix(renderer: Render
 def test_a_turn_that_vanishes_from_the_history_stays_as_a_leaf(renderer: Renderer) -> None:
     session = session_with(renderer)
     _, said = take_turn(session, [USER], sampled([70, END]))
-    dropped, _ = take_turn(session, [USER, assistant(said), USER], sampled([71, END]))
-    again, _ = take_turn(session, [USER, assistant(said), USER, USER], sampled([72, END]))
+    take_turn(session, [USER, assistant(said), USER], sampled([71, END]))
+    take_turn(session, [USER, assistant(said), USER, USER], sampled([72, END]))
     assert session.stats.forks == 1 and session.tree.num_leaves == 2
     assert session.turns[1].parent == session.turns[2].parent == session.turns[0].sampled
     assert not session.tree.children(session.turns[1].sampled)
@@ -104,6 +103,15 @@ def test_volatile_fields_do_not_break_the_match(renderer: Renderer) -> None:
     assert session.turns[1].parent == session.turns[0].sampled
 
 
+def test_a_reply_that_comes_back_trimmed_still_matches(renderer: Renderer) -> None:
+    session = session_with(renderer)
+    blank = int(renderer.template.encode(" ")[0])
+    _, said = take_turn(session, [USER], sampled([blank, 70, blank, END]))
+    assert said != said.strip()
+    take_turn(session, [USER, assistant(said.strip()), USER], sampled([71, END]))
+    assert session.turns[1].parent == session.turns[0].sampled
+
+
 def test_other_tools_are_another_conversation(renderer: Renderer) -> None:
     session = session_with(renderer)
     _, said = take_turn(session, [USER], sampled([70, END]))
@@ -114,7 +122,7 @@ def test_other_tools_are_another_conversation(renderer: Renderer) -> None:
 
 def test_full_rendering_counts_sampled_tokens_that_it_does_not_repeat(tmp_path: Path) -> None:
     echoing = CHATML + "{{- messages | tojson | length }}"
-    session = session_with(Renderer(ChatTemplate.load(write_chat_model(tmp_path, echoing))))
+    session = session_with(load_renderer(write_chat_model(tmp_path, echoing)))
     _, said = take_turn(session, [USER], sampled([70, 71, END]))
     take_turn(session, [USER, assistant(said), USER], sampled([72, END]))
     assert session.stats.retokenised_tokens == 3
