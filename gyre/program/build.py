@@ -1,7 +1,10 @@
 """Building the heavy parts of a rank from settings: replica, engine, control thread."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from gyre.config.schema import Settings
 from gyre.fabric.groups import Groups
@@ -15,10 +18,18 @@ from gyre.train.replica import OptimizerSettings, Replica
 from gyre.wire.link import ThreadPeer
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstWeights:
+    """What the core holds at start: `version` and its weights by Hugging Face name (on the core's leader)."""
+
+    version: int
+    tensors: list[tuple[str, Tensor]]
+
+
 def build_training(
     settings: Settings, launch: Launch, groups: Groups, cell: int
-) -> tuple[TrainingCell, int]:
-    """Collective over the world: build every rank's replica. Returns it and the version the core holds."""
+) -> tuple[TrainingCell, FirstWeights]:
+    """Collective over the world: build every rank's replica, the core's from the last checkpoint if resumed."""
     trainer = settings.trainer
     replica = Replica.build(
         settings.model.path,
@@ -35,16 +46,19 @@ def build_training(
         is_core=cell == 0,
         threads=trainer.threads,
     )
-    version = 0
-    checkpoint = latest_checkpoint(launch.folder) if launch.resume else None
-    if cell == 0 and checkpoint is not None:
-        version = replica.load_checkpoint(checkpoint)
-    return TrainingCell(replica=replica, groups=groups.data, settings=settings, cell=cell), version
+    version, tensors = 0, []
+    folder = launch.folder / "checkpoints"
+    if cell == 0:
+        checkpoint = latest_checkpoint(folder) if launch.resume else None
+        version = replica.load_checkpoint(checkpoint) if checkpoint is not None else 0
+        tensors = replica.export_hf()
+    training = TrainingCell(replica=replica, settings=settings, cell=cell, folder=folder)
+    return training, FirstWeights(version=version, tensors=tensors)
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a run folder."""
-    found = sorted((folder / "checkpoints").glob("step-*"))
+    """The newest checkpoint of a run (a checkpoint folder appears only when it is whole)."""
+    found = sorted(folder.glob("step-*"))
     return found[-1] if found else None
 
 

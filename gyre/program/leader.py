@@ -7,16 +7,17 @@ probe), and has a deadline.
 
 import logging
 import queue
-import shutil
 import time
-from pathlib import Path
+
+from torch import Tensor
 
 from gyre.config.schema import Settings
 from gyre.errors import EngineError
 from gyre.fabric.weights import WeightShelf, fingerprint_of, pull_weights
 from gyre.program.control import ControlThread, Phase, RoleChange
 from gyre.program.training import CellRelay, Idle, Join, Quit, TrainingCell
-from gyre.serve.engine import Engine, GenerateRequest
+from gyre.serve.engine import Engine
+from gyre.serve.request import GenerateRequest
 from gyre.types import Duty, Sample
 from gyre.wire.link import ThreadPeer
 from gyre.wire.messages import (
@@ -93,7 +94,6 @@ class Leader:
         *,
         cell: int,
         settings: Settings,
-        folder: Path,
         peer: ThreadPeer,
         control: ControlThread,
         engine: Engine,
@@ -102,17 +102,21 @@ class Leader:
         shelf: WeightShelf | None,
         phase: Phase,
     ) -> None:
-        self._cell, self._settings, self._folder = cell, settings, folder
+        self._cell, self._settings = cell, settings
         self._peer, self._orders, self._engine = peer, control.orders, engine
         self._training, self._relay, self._shelf, self._phase = training, relay, shelf, phase
         self._is_released = False
 
-    def expose(self, version: int) -> WeightsExposed:
-        """Collective over the cell: export the core's weights and put them on the shelf as `version`."""
+    def expose(self, version: int, tensors: list[tuple[str, Tensor]]) -> WeightsExposed:
+        """Put the core's weights on the shelf as `version`."""
         assert self._shelf is not None, "only the core exposes weights"
-        tensors = self._training.replica.export_hf()
         weights = self._shelf.expose(version, tensors)
         return WeightsExposed(version=version, weights=weights, fingerprint=fingerprint_of(tensors))
+
+    def close(self) -> None:
+        """Take the weights off the shelf."""
+        if self._shelf is not None:
+            self._shelf.close()
 
     def run(self) -> str:
         """Until Stop; returns its reason."""
@@ -212,7 +216,7 @@ class Leader:
         self._phase.enter("releasing the engine")
         freed = self._engine.release(began + self._settings.engine.release_timeout_s)
         self._is_released = True
-        self._peer.send(EngineReleased(cell=self._cell, freed_bytes=freed or 0, seconds=time.monotonic() - began))
+        self._peer.send(EngineReleased(cell=self._cell, freed_bytes=freed, seconds=time.monotonic() - began))
 
     def _join(self, order: RoleChange) -> None:
         began = time.monotonic()
@@ -252,29 +256,18 @@ class Leader:
         if applied is None:
             return
         version = order.step + 1
-        exposed = self.expose(version)
-        checkpoint = self._checkpoint(version)
+        exposed = self.expose(version, applied.tensors)
         self._peer.send(
             StepApplied(
                 step=order.step,
                 version=version,
                 weights=exposed.weights,
                 fingerprint=exposed.fingerprint,
-                grad_norm=applied.grad_norm,
+                grad_norm=applied.stats.grad_norm,
                 seconds=time.monotonic() - began,
-                checkpoint=checkpoint,
+                checkpoint=applied.checkpoint,
             )
         )
-
-    def _checkpoint(self, version: int) -> str:
-        trainer = self._settings.trainer
-        if version % trainer.checkpoint_every_steps and version != self._settings.run.steps:
-            return ""
-        folder = self._folder / "checkpoints"
-        path = self._training.checkpoint(folder, version)
-        for old in sorted(folder.glob("step-*"))[: -trainer.keep_checkpoints]:
-            shutil.rmtree(old)
-        return path.name
 
 
 def follow(training: TrainingCell, relay: CellRelay) -> None:
@@ -287,9 +280,7 @@ def follow(training: TrainingCell, relay: CellRelay) -> None:
             case MicroStepWork():
                 training.work(order)
             case StepClosed():
-                applied = training.close(order)
-                if applied is not None:
-                    training.replica.export_hf()
+                training.close(order)
             case Idle():
                 pass
             case Quit():

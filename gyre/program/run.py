@@ -35,6 +35,7 @@ class Launch:
 
     config: Path
     folder: Path
+    overrides: tuple[str, ...]
     resume: bool
     rank: int
     local_rank: int
@@ -42,7 +43,9 @@ class Launch:
     agent_pid: int
 
     @classmethod
-    def from_environment(cls, *, config: Path, folder: Path, resume: bool) -> "Launch":
+    def from_environment(
+        cls, *, config: Path, overrides: tuple[str, ...], folder: Path, resume: bool
+    ) -> "Launch":
         """Read torchrun's variables; without torchrun this is a world of one."""
         under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
         for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
@@ -53,6 +56,7 @@ class Launch:
         restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
         return cls(
             config=config,
+            overrides=overrides,
             folder=folder,
             resume=resume or restarted,
             rank=int(os.environ["RANK"]),
@@ -169,7 +173,7 @@ class Rank:
         is_leader = cell.leader == world.rank
         relay = CellRelay(groups.data, is_leader=is_leader)
         self._phase.enter("building the replica")
-        training, version = build_training(self._settings, self._launch, groups, cell.index)
+        training, exposed = build_training(self._settings, self._launch, groups, cell.index)
         if not is_leader:
             self._control = build_control(self._peer, world, cell.index, self._phase, groups=None, engine=None)
             follow(training, relay)
@@ -182,7 +186,6 @@ class Rank:
         leader = Leader(
             cell=cell.index,
             settings=self._settings,
-            folder=self._launch.folder,
             peer=self._peer,
             control=self._control,
             engine=self._engine,
@@ -192,7 +195,7 @@ class Rank:
             phase=self._phase,
         )
         if training.is_core:
-            self._peer.send(leader.expose(version))
+            self._peer.send(leader.expose(exposed.version, exposed.tensors))
         self._peer.send(EngineStarted(cell=cell.index, seconds=time.monotonic() - began))
         try:
             return leader.run()

@@ -6,16 +6,18 @@ not matter which cell ran which.
 """
 
 import logging
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
+from torch import Tensor
 
 from gyre.algo.rows import decode_rows
 from gyre.config.schema import Settings
-from gyre.fabric.groups import DataGroups
 from gyre.fabric.weights import pull_weights
+from gyre.train.groups import DataGroups
 from gyre.train.replica import ApplyStats, MicroStepStats, ObjectiveSettings, Replica
 from gyre.wire.messages import MicroStepWork, StepClosed
 
@@ -44,12 +46,20 @@ class Quit:
 Relayed = Join | MicroStepWork | StepClosed | Idle | Quit
 
 
-class TrainingCell:
-    """One rank's part of its cell's training."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """A step the core applied: its new weights by Hugging Face name (on the leader) and the checkpoint's name."""
 
-    def __init__(self, *, replica: Replica, groups: DataGroups, settings: Settings, cell: int) -> None:
-        self.replica, self.cell = replica, cell
-        self._groups, self._settings = groups, settings
+    stats: ApplyStats
+    tensors: list[tuple[str, Tensor]]
+    checkpoint: str
+
+
+class TrainingCell:
+    """One rank's part of its cell's training. `folder` takes the core's checkpoints."""
+
+    def __init__(self, *, replica: Replica, settings: Settings, cell: int, folder: Path) -> None:
+        self._replica, self._cell, self._settings, self._folder = replica, cell, settings, folder
         self._objective = ObjectiveSettings(
             clip_low=settings.trainer.clip_low, clip_high=settings.trainer.clip_high
         )
@@ -58,33 +68,42 @@ class TrainingCell:
     @property
     def is_core(self) -> bool:
         """Whether this is cell 0."""
-        return self.cell == 0
+        return self._cell == 0
 
     def join(self, order: Join) -> None:
         """Hold the weights of `order.version` and zeroed gradients."""
         if not self.is_core and order.version != self._version:
             deadline = time.monotonic() + self._settings.engine.load_timeout_s
-            self.replica.load_hf(dict(pull_weights(order.weights, deadline)))
-            self._version = order.version
-        self.replica.begin_step()
+            self._replica.load_hf(dict(pull_weights(order.weights, deadline)))
+        self._version = order.version
+        self._replica.begin_step()
 
     def work(self, order: MicroStepWork) -> MicroStepStats:
         """Accumulate one micro-step's gradient."""
-        return self.replica.micro_step(decode_rows(order.rows), self._objective)
+        return self._replica.micro_step(decode_rows(order.rows), self._objective, self._version)
 
-    def close(self, order: StepClosed) -> ApplyStats | None:
+    def close(self, order: StepClosed) -> Applied | None:
         """Reduce into the core, which applies the step. None on satellites and cells that are no members."""
-        if self.cell >= order.members:
+        if self._cell >= order.members:
             return None
         if order.members > 1:
-            self.replica.reduce(order.members)
-        return self.replica.apply(order.num_rollouts) if self.is_core else None
+            self._replica.reduce(order.members)
+        if not self.is_core:
+            return None
+        stats = self._replica.apply(order.num_rollouts)
+        checkpoint = self._checkpoint(order.step + 1)
+        return Applied(stats=stats, tensors=self._replica.export_hf(), checkpoint=checkpoint)
 
-    def checkpoint(self, folder: Path, step: int) -> Path:
-        """Save the core's weights and optimizer state after `step` steps; prune old checkpoints."""
-        path = folder / f"step-{step:06d}"
-        self.replica.save_checkpoint(path, step)
-        return path
+    def _checkpoint(self, version: int) -> str:
+        """Save the state after `version` steps if one is due, and drop the oldest. Returns its name or ""."""
+        trainer = self._settings.trainer
+        if version % trainer.checkpoint_every_steps and version != self._settings.run.steps:
+            return ""
+        path = self._folder / f"step-{version:06d}"
+        self._replica.save_checkpoint(path, version)
+        for old in sorted(self._folder.glob("step-*"))[: -trainer.keep_checkpoints]:
+            shutil.rmtree(old, ignore_errors=True)
+        return path.name
 
 
 class CellRelay:
