@@ -80,14 +80,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unknown(table: dict[str, Any], *, known: list[str], prefix: str) -> None:
-    """Raise for the first key that is not known, suggesting the nearest name here or the same name elsewhere."""
+    """Raise for the first key that is not known, suggesting the same name elsewhere or the nearest one here."""
     for key in table:
         if key in known:
             continue
         dotted = f"{prefix}{key}"
         elsewhere = [name for name in setting_names() if name.split(".")[1] == key]
         nearest = get_close_matches(key, known, n=1, cutoff=0.5)
-        suggestions = [f"{prefix}{nearest[0]}"] if nearest else elsewhere
+        suggestions = elsewhere or [f"{prefix}{name}" for name in nearest]
         fix = f"did you mean {' or '.join(suggestions)}?" if suggestions else f"known here: {', '.join(known)}"
         wanted = "a known setting" if prefix else "a known section"
         raise ConfigError(dotted, wanted=wanted, given=key, fix=fix)

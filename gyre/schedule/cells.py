@@ -49,7 +49,8 @@ class CellState(StrEnum):
 S = CellState
 Trigger = type[Event] | type[Command]
 
-TABLE: dict[tuple[CellState, Trigger], CellState] = {
+LOSSES: dict[tuple[CellState, Trigger], CellState] = {(state, CellLost): S.LOST for state in S if state is not S.LOST}
+TABLE: dict[tuple[CellState, Trigger], CellState] = LOSSES | {
     (S.LOADING, CellServing): S.SERVING,
     (S.SERVING, LoadWeights): S.LOADING,
     (S.SERVING, Drain): S.DRAINING,
@@ -64,7 +65,7 @@ TABLE: dict[tuple[CellState, Trigger], CellState] = {
     (S.JOINING, CloseStep): S.PUBLISHING,
     (S.PUBLISHING, JoinStep): S.JOINING,
     (S.PUBLISHING, ReturnToRollout): S.LOADING,
-} | {(state, CellLost): S.LOST for state in S if state is not S.LOST}
+}
 
 LATE: dict[CellState, tuple[Trigger, ...]] = {
     S.DRAINING: (CellDrained,),

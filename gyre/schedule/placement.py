@@ -112,7 +112,7 @@ def place(facts: Sequence[RankFacts], settings: Settings) -> Placement:
     device, wanted = ordered[0].device_kind, settings.placement.device
     if wanted is not DeviceChoice.AUTO and device != wanted:
         raise PlacementError(
-            f"placement.device is {wanted}, ranks {_ranks(ordered)} have {device}; change the setting or the nodes"
+            f"placement.device is {wanted}, {_span([fact.rank for fact in ordered])} have {device}; change the setting or the nodes"
         )
     return Placement(
         cells=plan_cells(settings),
@@ -129,12 +129,12 @@ def _check_world(ordered: Sequence[RankFacts], settings: Settings) -> None:
     wanted = settings.num_ranks
     twice = sorted({rank for rank in given if given.count(rank) > 1}) if len(set(given)) < len(given) else []
     if twice:
-        raise PlacementError(f"ranks {_span(twice)} reported their facts twice")
+        raise PlacementError(f"{_span(twice)} reported their facts twice")
     missing = sorted(set(range(wanted)) - set(given))
     extra = sorted(set(given) - set(range(wanted)))
     if missing or extra:
         where = settings.placement
-        trouble = f"missing: ranks {_span(missing)}" if missing else f"too many: ranks {_span(extra)}"
+        trouble = f"missing: {_span(missing)}" if missing else f"too many: {_span(extra)}"
         raise PlacementError(
             f"{where.num_cells} cells x {settings.ranks_per_cell} ranks (tp {where.tp} x pp {where.pp} x cp {where.cp}) "
             f"need {wanted} ranks, the world has {len(given)}; {trouble}; "
@@ -148,23 +148,20 @@ def _check_alike(ordered: Sequence[RankFacts], what: str, value: Callable[[RankF
     for fact in ordered:
         by_value.setdefault(value(fact), []).append(fact.rank)
     if len(by_value) > 1:
-        parts = "; ".join(f"{one} on ranks {_span(ranks)}" for one, ranks in by_value.items())
+        parts = "; ".join(f"{one} on {_span(ranks)}" for one, ranks in by_value.items())
         raise PlacementError(f"the ranks differ in {what}: {parts}")
 
 
-def _ranks(facts: Sequence[RankFacts]) -> str:
-    return _span([fact.rank for fact in facts])
-
-
 def _span(ranks: Sequence[int]) -> str:
-    """Sorted ranks as text, runs shortened: 0-3, 7."""
+    """Sorted ranks as text, runs shortened: `rank 7`, `ranks 0-3, 7`."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
+    text = ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 
 def memory_estimate(params_bytes: int, settings: Settings) -> MemoryEstimate:
@@ -187,7 +184,7 @@ def describe_placement(settings: Settings, params_bytes: int | None = None) -> s
         f"layout   tp {layout.tp}, pp {layout.pp}, cp {layout.cp}, ep {layout.ep}; device {settings.placement.device}",
     ]
     for cell in plan_cells(settings):
-        lines.append(f"cell {cell.index:<3} ranks {_span(cell.ranks)}, leader {cell.leader}, {cell.role}")
+        lines.append(f"cell {cell.index:<3} {_span(cell.ranks)}, leader {cell.leader}, {cell.role}")
     if params_bytes is not None:
         estimate = memory_estimate(params_bytes, settings)
         lines += [

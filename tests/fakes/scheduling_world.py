@@ -82,14 +82,14 @@ class SchedulingWorld:
         """Play on until Finish and nothing is left to happen; AssertionError if the world gets stuck."""
         if self._evaluations:
             self.feed(Evaluate(rollouts=tuple(f"eval0.{i}" for i in range(self._evaluations))))
-            self.routes.update({rollout: self.routes.get(rollout) for rollout in self._eval_ids()})
+            self.routes.update({rollout: self.routes.get(rollout) for rollout in self.eval_ids()})
         if self.settings.is_held:
-            self._play(lambda: all(rollout in self.terminated for rollout in self._eval_ids()), limit)
+            self._play(lambda: all(rollout in self.terminated for rollout in self.eval_ids()), limit)
             self.feed(DispatchReleased())
         self._play(lambda: self.is_finished, limit)
         self._play(lambda: not self._possible(), limit)
 
-    def _eval_ids(self) -> list[str]:
+    def eval_ids(self) -> list[str]:
         return [f"eval0.{i}" for i in range(self._evaluations)]
 
     def _play(self, is_over: Callable[[], bool], limit: int) -> None:

@@ -32,7 +32,7 @@ def test_every_run_finishes_and_loses_nothing(world: SchedulingWorld) -> None:
     world.run()
     plan, scheduler = world.settings, world.scheduler
     assert world.published == list(range(1, plan.steps + 1))
-    rollouts = plan.steps * plan.groups_per_batch * plan.rollouts_per_group + len(world._eval_ids())
+    rollouts = plan.steps * plan.groups_per_batch * plan.rollouts_per_group + len(world.eval_ids())
     assert len(world.terminated) == len(world.started) == rollouts
     assert scheduler.rollouts.waterlevel == 0 and not world.routes and not world.ungraded
     assert world.done == world.claims
