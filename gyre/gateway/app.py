@@ -17,6 +17,7 @@ import orjson
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gyre.gateway.chat import STREAM_HEADERS, ChatDialect
@@ -70,6 +71,7 @@ async def serve_on(sock: socket.socket, app: ASGIApp) -> Closer:
     """
     config = uvicorn.Config(
         app,
+        http=HttpToolsProtocol,
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -84,7 +86,7 @@ async def serve_on(sock: socket.socket, app: ASGIApp) -> Closer:
     loop = asyncio.get_running_loop()
 
     def protocol() -> asyncio.Protocol:
-        return config.http_protocol_class(config=config, server_state=state, app_state={}, _loop=loop)
+        return HttpToolsProtocol(config=config, server_state=state, app_state={}, _loop=loop)
 
     server = await loop.create_server(protocol, sock=sock)
 

@@ -7,7 +7,7 @@ returned as text. The answers have no clock: `created` is 0.
 """
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import orjson
 
@@ -148,12 +148,11 @@ def _field(raw: Mapping[str, object], name: str, kind: type[T], at: str = "", re
         if required:
             raise RequestRefused(400, f"Missing required parameter: '{at}{name}'.", param=f"{at}{name}")
         return None
-    is_bool_as_int = kind is int and isinstance(value, bool)
-    if not isinstance(value, kind) or is_bool_as_int:
+    if type(value) is not kind:  # exactly: a bool is no int
         names = {list: "an array", dict: "an object", str: "a string", int: "an integer", bool: "a boolean"}
         text = f"Invalid type for '{at}{name}': expected {names[kind]}, but got {type(value).__name__} instead."
         raise RequestRefused(400, text, param=f"{at}{name}")
-    return value
+    return cast(T, value)
 
 
 def _max_new_tokens(raw: Mapping[str, object]) -> int | None:

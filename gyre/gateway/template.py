@@ -229,7 +229,7 @@ def _strings(value: object) -> Iterable[str]:
 class _GenerationTag(Extension):
     """Lets `{% generation %}` blocks through: they only mark the assistant's text for trainers."""
 
-    tags = {"generation"}
+    tags: set[str] = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         """The block's content in its place."""

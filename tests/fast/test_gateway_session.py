@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gyre.gateway.render import Renderer, load_renderer
 from gyre.gateway.session import MAX_REPLAYS, Answered, Sampling, Session, SessionSettings, Waiting, bare_path
+from gyre.tree.tree import Tree
 from gyre.types import FinishReason
 from tests.fakes.chat_model import CHATML, write_chat_model
 from tests.fakes.gateway_client import API_KEY, chat_call, content_of, raw_call, sampled, take_turn
@@ -67,6 +68,25 @@ def test_the_next_prompt_is_the_exact_ids_so_far_and_the_suffix(renderer: Render
     assert session.tree.path(session.turns[-1].sampled).tolist() == known
     assert (session.stats.retokenised_tokens, session.stats.forks, session.tree.num_leaves) == (0, 0, 1)
     assert session.stats.turns == 3
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_the_recorded_turns_rebuild_the_same_tree(renderer: Renderer, data: st.DataObject) -> None:
+    session, samples = session_with(renderer), []
+    histories: list[list[dict[str, Any]]] = [[USER]]
+    for number in range(5):
+        history = data.draw(st.sampled_from(histories))
+        sample = sampled([70 + data.draw(st.integers(0, 1)), END], version=number)
+        _, said = take_turn(session, history, sample, user=str(number))
+        samples.append(sample)
+        histories.append([*history, assistant(said), {"role": "user", "content": data.draw(st.sampled_from("ab"))}])
+    rebuilt = Tree()
+    for turn, sample in zip(session.turns, samples, strict=True):
+        assert rebuilt.add_context(turn.parent, turn.context) == turn.context_node
+        assert rebuilt.add_sampled(turn.context_node, sample) == turn.sampled
+    assert [node.tokens.tolist() for node in rebuilt.nodes()] == [node.tokens.tolist() for node in session.tree.nodes()]
+    assert session.stats.retokenised_tokens == 0
 
 
 def test_a_turn_that_vanishes_from_the_history_stays_as_a_leaf(renderer: Renderer) -> None:
