@@ -9,7 +9,6 @@ saves and the other cells serve meanwhile.
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ class TrainerState:
 
 def write_checkpoint(folder: Path, state: TrainerState) -> None:
     """Write `state` as `folder`, whole or not at all; what had that name is replaced."""
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     for name, tensors in zip(_FILES, (state.weights, state.exp_avg, state.exp_avg_sq), strict=True):

@@ -49,7 +49,7 @@ def write_hf_folder(
     `config` is the content of config.json, `tensors` are whole and by Hugging Face name, `tokenizer_files` are
     copied as they are.
     """
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     (part / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -63,7 +63,7 @@ def replace_folder(part: Path, folder: Path) -> None:
     """Make the finished `part` durable and give it the name `folder`; what had that name is removed."""
     for path in (*part.iterdir(), part):
         _sync(path)
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)

@@ -18,6 +18,7 @@ from torch.nn.functional import silu
 from gyre.errors import ConfigError
 from gyre.train.attention import TreeAttention
 from gyre.train.model_config import ModelConfig
+from gyre.train.weights import Cut, get_slots
 from gyre.types import Layout
 
 
@@ -51,7 +52,7 @@ def build_model(config: ModelConfig, layout: Layout, groups: ProcessGroupCollect
     check_layout(config, layout)
     spec = get_gpt_layer_local_spec(qk_layernorm=config.has_qk_norm, normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = TreeAttention
-    return TreeGPT(
+    model = TreeGPT(
         _make_transformer_config(config, layout),
         spec,
         vocab_size=config.vocab_size,
@@ -62,6 +63,12 @@ def build_model(config: ModelConfig, layout: Layout, groups: ProcessGroupCollect
         share_embeddings_and_output_weights=config.tie_word_embeddings,
         pg_collection=groups,
     )
+    parameters = dict(model.named_parameters())
+    for slot in get_slots(config):
+        # Megatron marks cut parameters only when it initialises them; an unmarked one is taken for a duplicate and
+        # its other ranks' share is left out of the gradient's norm.
+        parameters[slot.name].tensor_model_parallel = slot.cut is not Cut.WHOLE
+    return model
 
 
 def check_layout(config: ModelConfig, layout: Layout) -> None:

@@ -8,11 +8,9 @@ none is ever used by mistake. One call at a time; every rank of a cell makes the
 Shapes: E targets of a micro-batch.
 """
 
-import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,69 +18,25 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 from numpy.typing import NDArray
 from torch import Tensor
 
 from gyre.algo.objective import gspo_weights
 from gyre.errors import RunError
-from gyre.train import checkpoint, patches, weights
+from gyre.train import checkpoint, patches
 from gyre.train.batch import MicroBatch, make_micro_batch, split_by_row
+from gyre.train.figures import ApplyStats, MicroStepStats, make_stats
 from gyre.train.folder import has_weights, read_hf_tensors
 from gyre.train.groups import DataGroups
 from gyre.train.logprobs import compute_logprobs, compute_mean_entropy
 from gyre.train.model import build_model, check_layout
 from gyre.train.model_config import ModelConfig, read_model_config
+from gyre.train.settings import ObjectiveSettings, OptimizerSettings, make_optimizer_config
+from gyre.train.shards import Shards
+from gyre.train.weights import make_random_tensors
 from gyre.types import Float32, Layout, TreeRow
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerSettings:
-    """Adam with decoupled weight decay, after the gradient is clipped to norm `clip_grad` (0: never)."""
-
-    learning_rate: float
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.95
-    adam_eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip_grad: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectiveSettings:
-    """GSPO's clip range of a rollout's ratio: [1 - clip_low, 1 + clip_high]."""
-
-    clip_low: float
-    clip_high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroStepStats:
-    """Figures of one micro-step. `loss` is the sum over rollouts before 1/N; gaps are |trainer - behaviour|.
-
-    `clipped` counts rollouts, `ratios` holds each one's s_i, `entropy` is a mean over targets in nats.
-    """
-
-    num_targets: int
-    loss: float
-    max_logprob_gap: float
-    mean_logprob_gap: float
-    clipped: int
-    ratios: dict[str, float]
-    entropy: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyStats:
-    """`grad_norm` is that of the scaled gradient before clipping; `is_applied` False means no weight moved."""
-
-    grad_norm: float
-    is_applied: bool
-    seconds: float
 
 
 class Replica:
@@ -98,18 +52,13 @@ class Replica:
         settings: OptimizerSettings,
     ) -> None:
         """Use `build`."""
-        self.config = config
         self.groups = groups
-        self.optimizer = optimizer
+        self._optimizer = optimizer
         self._megatron_groups = megatron_groups
         self._ddp = ddp
         self._clip_grad = settings.clip_grad
-        self._slots = weights.get_slots(config)
-        self._parameters = dict(ddp.module.named_parameters())
+        self._shards = Shards(config, dict(ddp.module.named_parameters()), megatron_groups.tp)
         self._device = patches.get_device()
-        self._is_leader = groups.rank_in_cell == 0
-        self._leader_rank = dist.get_process_group_ranks(groups.cell)[0]
-        assert {slot.name for slot in self._slots} == set(self._parameters), sorted(self._parameters)
 
     @staticmethod
     def build(
@@ -138,53 +87,45 @@ class Replica:
         # Gathers the parameter groups of the whole world, so satellites build it too; they drop it here, before
         # Adam allocates any state (it does so at its first step).
         adam = get_megatron_optimizer(
-            _make_optimizer_config(optimizer), [ddp], use_gloo_process_groups=False, pg_collection=megatron_groups
+            make_optimizer_config(optimizer), [ddp], use_gloo_process_groups=False, pg_collection=megatron_groups
         )
         replica = Replica(config, groups, megatron_groups, ddp, adam if is_core else None, optimizer)
         if is_core:
-            has = has_weights(model_path)
-            replica.load_hf(read_hf_tensors(model_path) if has else weights.make_random_tensors(config, seed))
+            is_trained = has_weights(model_path)
+            replica.load_hf(read_hf_tensors(model_path) if is_trained else make_random_tensors(config, seed))
         else:
-            replica._fill_with_nan()
+            replica._shards.spoil()
         replica.begin_step()
         return replica
 
     # --- weights ----------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def load_hf(self, tensors: Mapping[str, Tensor]) -> None:
         """Collective over the cell: take this rank's shards of whole tensors by Hugging Face name.
 
         Raises RunError if a tensor is missing or has another shape than config.json says.
         """
-        for name, shape in weights.get_hf_shapes(self.config).items():
-            if name not in tensors or tuple(tensors[name].shape) != shape:
-                given = tuple(tensors[name].shape) if name in tensors else "nothing"
-                raise RunError(f"weights do not fit the model: {name} should be {shape}, is {given}")
-        for slot in self._slots:
-            self._parameters[slot.name].copy_(self._cut(slot, tensors))
+        self._shards.load(tensors)
 
-    @torch.no_grad()
     def export_hf(self) -> list[tuple[str, Tensor]]:
         """Collective over the cell: whole tensors by Hugging Face name on the leader; empty on its other ranks.
 
         The tensors are copies: a later step does not change them.
         """
-        return self._export({name: parameter.detach() for name, parameter in self._parameters.items()})
+        return self._shards.export(self._shards.parameters)
 
-    @torch.no_grad()
     def export_gradients(self) -> list[tuple[str, Tensor]]:
         """Collective over the cell: the gradient sums by Hugging Face name on the leader; empty on other ranks.
 
         For comparisons. Before `apply`, with tensor parallelism, the sums of the heads' norms are partial.
         """
-        return self._export({name: parameter.main_grad for name, parameter in self._parameters.items()})
+        return self._shards.export({name: p.main_grad for name, p in self._shards.parameters.items()})
 
     # --- a step -----------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
         """Zero the gradients. Also how a satellite joins: after `load_hf`, before its first micro-step."""
-        for parameter in self._parameters.values():
+        for parameter in self._shards.parameters.values():
             # apply() lends each parameter's sum to Adam as its grad; autograd must not add to it there.
             parameter.grad = None
         self._ddp.zero_grad_buffer()
@@ -202,7 +143,7 @@ class Replica:
             assert len(row.edge_source) == row.num_targets, (row.rollout, len(row.edge_source), row.num_targets)
         rows = [row for row in rows if row.num_targets]
         if not rows:
-            return _make_empty_stats(time.monotonic() - start)
+            return MicroStepStats(ratios={}, seconds=time.monotonic() - start)
         logprobs_E, entropy = self._forward(make_micro_batch(rows, self._device), want_entropy=True)
         values_E = logprobs_E.detach().double().cpu().numpy()
         chosen = [
@@ -212,17 +153,7 @@ class Replica:
             for row, values in zip(rows, split_by_row(values_E, rows), strict=True)
         ]
         self.backward(logprobs_E, np.concatenate([choice.weights for choice in chosen]))
-        gap_max, gap_mean = _measure_gap(values_E, rows, policy_version)
-        return MicroStepStats(
-            num_targets=len(values_E),
-            loss=float(sum(choice.loss for choice in chosen)),
-            max_logprob_gap=gap_max,
-            mean_logprob_gap=gap_mean,
-            clipped=sum(bool(choice.clipped) for choice in chosen),
-            ratios={row.rollout: float(choice.ratio) for row, choice in zip(rows, chosen, strict=True)},
-            entropy=entropy,
-            seconds=time.monotonic() - start,
-        )
+        return make_stats(rows, values_E, chosen, policy_version, entropy=entropy, seconds=time.monotonic() - start)
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[TreeRow]) -> list[Float32]:
@@ -243,7 +174,7 @@ class Replica:
         weight_E = torch.from_numpy(np.ascontiguousarray(weights_E)).to(logprobs_E)
         if self.groups.cell.size() > 1:
             # One clip decision a cell: ranks may differ in the last bit and a ratio may lie on the edge.
-            dist.broadcast(weight_E, self._leader_rank, group=self.groups.cell)
+            dist.broadcast(weight_E, group=self.groups.cell, group_src=0)
         (weight_E * logprobs_E).sum().backward()
 
     def reduce(self, members: int) -> None:
@@ -263,22 +194,22 @@ class Replica:
         Without rollouts or with a gradient of exactly zero nothing moves, Adam's moments included. Raises RunError
         if the gradient is not finite; the weights are untouched then.
         """
-        assert self.optimizer is not None, "only the core applies a step"
+        assert self._optimizer is not None, "only the core applies a step"
         start = time.monotonic()
         if num_rollouts == 0:
             self.begin_step()
             return ApplyStats(grad_norm=0.0, is_applied=False, seconds=time.monotonic() - start)
         finalize_model_grads([self._ddp], None, pg_collection=self._megatron_groups)
         self._ddp.scale_gradients(1.0 / num_rollouts)
-        self.optimizer.prepare_grads()
-        grad_norm = float(self.optimizer.get_grad_norm())
+        self._optimizer.prepare_grads()
+        grad_norm = float(self._optimizer.get_grad_norm())
         if not math.isfinite(grad_norm):
             self.begin_step()
             raise RunError(f"the gradient of {num_rollouts} rollouts is not finite: norm {grad_norm}")
         if grad_norm > 0.0:
             if 0.0 < self._clip_grad < grad_norm:
                 self._ddp.scale_gradients(self._clip_grad / (grad_norm + 1e-6))
-            self.optimizer.step_with_ready_grads()
+            self._optimizer.step_with_ready_grads()
         self.begin_step()
         return ApplyStats(grad_norm=grad_norm, is_applied=grad_norm > 0.0, seconds=time.monotonic() - start)
 
@@ -291,18 +222,18 @@ class Replica:
 
     def save_checkpoint(self, folder: Path, step: int) -> None:
         """Collective over the core cell: write weights and Adam's state after `step` steps into `folder`."""
+        adam = self._get_adam()
         state = checkpoint.TrainerState(
             step=step,
-            adam_step=self._get_adam_step(),
+            adam_step=max((int(entry["step"]) for entry in adam.state.values()), default=0),
             weights=dict(self.export_hf()),
-            exp_avg=dict(self._export(self._get_moments("exp_avg"))),
-            exp_avg_sq=dict(self._export(self._get_moments("exp_avg_sq"))),
+            exp_avg=dict(self._shards.export(self._get_moments("exp_avg"))),
+            exp_avg_sq=dict(self._shards.export(self._get_moments("exp_avg_sq"))),
         )
-        if self._is_leader:
+        if self.groups.rank_in_cell == 0:
             checkpoint.write_checkpoint(folder, state)
         dist.barrier(self.groups.cell)
 
-    @torch.no_grad()
     def load_checkpoint(self, folder: Path) -> int:
         """Collective over the core cell: take over weights and Adam's state; returns the step. Raises StoreError.
 
@@ -312,14 +243,15 @@ class Replica:
         self.load_hf(state.weights)
         adam = self._get_adam()
         adam.state.clear()
-        for slot in self._slots if state.adam_step else ():
-            parameter = self._parameters[slot.name]
-            adam.state[parameter] = {
-                # One step tensor each: Adam counts it up in place.
-                "step": torch.tensor(float(state.adam_step)),
-                "exp_avg": torch.empty_like(parameter).copy_(self._cut(slot, state.exp_avg)),
-                "exp_avg_sq": torch.empty_like(parameter).copy_(self._cut(slot, state.exp_avg_sq)),
-            }
+        if state.adam_step:
+            exp_avg, exp_avg_sq = self._shards.cut(state.exp_avg), self._shards.cut(state.exp_avg_sq)
+            for name, parameter in self._shards.parameters.items():
+                adam.state[parameter] = {
+                    # One step tensor each: Adam counts it up in place.
+                    "step": torch.tensor(float(state.adam_step)),
+                    "exp_avg": torch.empty_like(parameter).copy_(exp_avg[name]),
+                    "exp_avg_sq": torch.empty_like(parameter).copy_(exp_avg_sq[name]),
+                }
         self.begin_step()
         return state.step
 
@@ -333,41 +265,16 @@ class Replica:
         entropy = compute_mean_entropy(logits_EV.detach(), self._megatron_groups.tp) if want_entropy else 0.0
         return compute_logprobs(logits_EV, batch.token_E), entropy
 
-    def _cut(self, slot: weights.Slot, tensors: Mapping[str, Tensor]) -> Tensor:
-        whole = weights.join(slot, tensors, self.config)
-        return weights.shard(whole, slot.cut, self._megatron_groups.tp.rank(), self._megatron_groups.tp.size())
-
-    def _export(self, shards: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-        group, named = self._megatron_groups.tp, []
-        for slot in self._slots:
-            piece = shards[slot.name].contiguous()
-            pieces = [piece]
-            if group.size() > 1 and slot.cut is not weights.Cut.WHOLE:
-                pieces = [torch.empty_like(piece) for _ in range(group.size())] if self._is_leader else []
-                dist.gather(piece, pieces or None, dst=self._leader_rank, group=group)
-            if self._is_leader:
-                named += weights.split(slot, weights.unshard(pieces, slot.cut).clone(), self.config)
-        return named
-
-    def _fill_with_nan(self) -> None:
-        with torch.no_grad():
-            for parameter in self._parameters.values():
-                parameter.fill_(math.nan)
-
     def _get_adam(self) -> torch.optim.Optimizer:
-        assert self.optimizer is not None, "only the core keeps an optimizer"
-        (only,) = self.optimizer.chained_optimizers
+        assert self._optimizer is not None, "only the core keeps an optimizer"
+        (only,) = self._optimizer.chained_optimizers
         return only.optimizer
-
-    def _get_adam_step(self) -> int:
-        state = self._get_adam().state
-        return max((int(entry["step"]) for entry in state.values()), default=0)
 
     def _get_moments(self, name: str) -> dict[str, Tensor]:
         state = self._get_adam().state
         return {
             key: state[parameter][name] if parameter in state else torch.zeros_like(parameter)
-            for key, parameter in self._parameters.items()
+            for key, parameter in self._shards.parameters.items()
         }
 
 
@@ -386,38 +293,3 @@ def _make_megatron_groups(layout: Layout, groups: DataGroups) -> ProcessGroupCol
     # Gradient statistics are those of the whole cell: with the rank alone, a TP cell would clip wrongly, silently.
     ours.intra_dist_opt = groups.cell
     return ours
-
-
-def _make_optimizer_config(settings: OptimizerSettings) -> OptimizerConfig:
-    return OptimizerConfig(
-        optimizer="adam",
-        lr=settings.learning_rate,
-        min_lr=0.0,
-        weight_decay=settings.weight_decay,
-        adam_beta1=settings.adam_beta1,
-        adam_beta2=settings.adam_beta2,
-        adam_eps=settings.adam_eps,
-        # apply() clips: it must know the norm before anything moves.
-        clip_grad=0.0,
-        params_dtype=torch.float32,
-    )
-
-
-def _measure_gap(values_E: NDArray[np.floating], rows: Sequence[TreeRow], version: int | None) -> tuple[float, float]:
-    gap_E = np.abs(values_E - np.concatenate([row.behavior_logprobs for row in rows]))
-    if version is not None:
-        gap_E = gap_E[np.concatenate([row.versions for row in rows]) == version]
-    return (float(gap_E.max()), float(gap_E.mean())) if len(gap_E) else (0.0, 0.0)
-
-
-def _make_empty_stats(seconds: float) -> MicroStepStats:
-    return MicroStepStats(
-        num_targets=0,
-        loss=0.0,
-        max_logprob_gap=0.0,
-        mean_logprob_gap=0.0,
-        clipped=0,
-        ratios={},
-        entropy=0.0,
-        seconds=seconds,
-    )

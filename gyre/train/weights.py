@@ -64,9 +64,7 @@ def _layer_slots(config: ModelConfig, ours: str, theirs: str) -> list[Slot]:
         *slots,
         _slot(ours + "self_attention.linear_proj.weight", Cut.COLUMNS, attention + "o_proj.weight"),
         _slot(ours + "pre_mlp_layernorm.weight", Cut.WHOLE, theirs + "post_attention_layernorm.weight"),
-        _slot(
-            ours + "mlp.linear_fc1.weight", Cut.GATED_ROWS, mlp + "gate_proj.weight", mlp + "up_proj.weight"
-        ),
+        _slot(ours + "mlp.linear_fc1.weight", Cut.GATED_ROWS, mlp + "gate_proj.weight", mlp + "up_proj.weight"),
         _slot(ours + "mlp.linear_fc2.weight", Cut.COLUMNS, mlp + "down_proj.weight"),
     ]
 

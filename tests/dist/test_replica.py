@@ -25,10 +25,16 @@ def write_model(folder: Path, kind: str, *, tied: bool) -> Path:
     import torch
     import transformers
 
-    sizes = dict(
-        vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=tied,
-    )  # fmt: skip
+    sizes = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": tied,
+    }
     if kind == "qwen2":
         model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes))
     else:
@@ -50,7 +56,9 @@ def compare_with_hugging_face(rank: int, world: Path, kind: str, tied: bool) -> 
     from gyre.train.replica import ObjectiveSettings
 
     path = write_model(world / "model", kind, tied=tied)
-    reference = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
     replica = build_replica(path, 1, Layout())
     rows = [make_tree_row(seed, 96, num_segments=seed + 1) for seed in range(5)]
     expected = compute_reference_logprobs(reference, rows)
@@ -108,7 +116,7 @@ def try_edge_cases(rank: int, world: Path) -> dict[str, object]:
         name: getattr(rows[0], name)[:0] for name in ("edge_source", "edge_token", "behavior_logprobs", "versions")
     })  # fmt: skip
     found["no_targets"] = replica.micro_step([empty], objective).num_targets
-    found["no_targets_logprobs"] = [len(values) for values in replica.logprobs([empty, rows[1]])][0]
+    found["no_targets_logprobs"] = len(replica.logprobs([empty, rows[1]])[0])
     found["unmoved"] = find_gap(to_numpy(replica.export_hf()), before)
 
     replica.load_hf(dict(replica.export_hf()))
