@@ -11,7 +11,7 @@ from gyre.fabric.groups import Groups
 from gyre.fabric.world import World
 from gyre.program.control import ControlThread, Phase
 from gyre.program.leader import ModelCalls
-from gyre.program.run import Launch
+from gyre.program.run import Launch, latest_checkpoint
 from gyre.program.training import TrainingCell
 from gyre.serve.engine import Engine
 from gyre.train.replica import OptimizerSettings, Replica
@@ -54,12 +54,6 @@ def build_training(
         tensors = replica.export_hf()
     training = TrainingCell(replica=replica, settings=settings, cell=cell, folder=folder)
     return training, FirstWeights(version=version, tensors=tensors)
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint of a run (a checkpoint folder appears only when it is whole)."""
-    found = sorted(folder.glob("step-*"))
-    return found[-1] if found else None
 
 
 def build_engine(settings: Settings, rank: int, cell: int) -> Engine:

@@ -42,6 +42,12 @@ class Launch:
     world_size: int
     agent_pid: int
 
+    @property
+    def config_arguments(self) -> list[str]:
+        """The configuration as arguments for the front and the hands."""
+        overrides = [word for override in self.overrides for word in ("--set", override)]
+        return ["--config", str(self.config), *overrides]
+
     @classmethod
     def from_environment(
         cls, *, config: Path, overrides: tuple[str, ...], folder: Path, resume: bool
@@ -88,13 +94,24 @@ def run(settings: Settings, launch: Launch) -> int:
 
 
 def _start_front(launch: Launch) -> str:
+    checkpoint = latest_checkpoint(launch.folder / "checkpoints") if launch.resume else None
     return start_front(
-        config=launch.config,
+        config=launch.config_arguments,
         folder=launch.folder,
-        resume=launch.resume,
+        resumed_version=step_of(checkpoint) if checkpoint else 0,
         agent_pid=launch.agent_pid,
-        world_size=launch.world_size,
     )
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint of a run (a checkpoint folder appears only when it is whole)."""
+    found = sorted(folder.glob("step-*"))
+    return found[-1] if found else None
+
+
+def step_of(checkpoint: Path) -> int:
+    """How many steps a checkpoint holds, by its name."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 class Rank:
@@ -148,9 +165,8 @@ class Rank:
             )
         )
         if self._launch.local_rank == 0:
-            name = self._launch.folder.name
             start_hands(
-                address=address, config=self._launch.config, folder=self._launch.folder, name=name, node=world.node
+                address=address, config=self._launch.config_arguments, folder=self._launch.folder, node=world.node
             )
         return self._build_and_serve(world, placement)
 

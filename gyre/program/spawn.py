@@ -31,12 +31,14 @@ def detach(argv: list[str], *, log_path: Path, pass_fds: tuple[int, ...] = (), k
         )
 
 
-def start_front(*, config: Path, folder: Path, resume: bool, agent_pid: int, world_size: int) -> str:
-    """Start the front; returns the address it listens on. Raises RunError with its last words if it refuses."""
+def start_front(*, config: list[str], folder: Path, resumed_version: int, agent_pid: int) -> str:
+    """Start the front; returns the address it listens on. Raises RunError with its last words if it refuses.
+
+    `config` holds the arguments that name the configuration: its file and the overrides.
+    """
     reader, writer = os.pipe()
-    argv = [sys.executable, "-m", "gyre.program.front", "--config", str(config), "--folder", str(folder)]
-    argv += ["--agent-pid", str(agent_pid), "--world-size", str(world_size), "--address-fd", str(writer)]
-    argv += ["--resume"] if resume else []
+    argv = [sys.executable, "-m", "gyre.program.front", *config, "--folder", str(folder)]
+    argv += ["--agent-pid", str(agent_pid), "--resumed-version", str(resumed_version), "--address-fd", str(writer)]
     detach(argv, log_path=folder / "logs" / "front.log", pass_fds=(writer,), keep_stdout=True)
     os.close(writer)
     hello = _read_hello(reader, wait_s=30.0)
@@ -59,8 +61,8 @@ def _read_hello(reader: int, *, wait_s: float) -> dict[str, str]:
     return json.loads(data)
 
 
-def start_hands(*, address: str, config: Path, folder: Path, name: str, node: int) -> None:
+def start_hands(*, address: str, config: list[str], folder: Path, node: int) -> None:
     """Start this node's hands, dialling the front at `address`."""
-    argv = [sys.executable, "-m", "gyre.program.hands", "--front", address, "--config", str(config)]
-    argv += ["--node", str(node), "--run", name]
+    argv = [sys.executable, "-m", "gyre.program.hands", "--front", address, *config]
+    argv += ["--node", str(node), "--run", folder.name]
     detach(argv, log_path=folder / "logs" / f"hands-{node}.log")
