@@ -52,7 +52,7 @@ def gspo_loss(logprobs: list[float], behavior: list[float], advantage: float, lo
     return -min(ratio * advantage, max(1 - low, min(1 + high, ratio)) * advantage)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     gaps=st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=6),
     advantage=st.floats(-2, 2),
@@ -90,6 +90,7 @@ def test_gspo_weights_on_policy_are_minus_advantage_over_targets() -> None:
     assert (result.weights.tolist(), result.ratio, result.clipped, result.loss) == ([-0.25, -0.25], 1.0, False, -0.5)
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 40), max_size=20),
     max_rollouts=st.integers(1, 5),
@@ -109,7 +110,7 @@ def test_packing_keeps_order_loses_nothing_and_keeps_its_bounds(
 int32s = st.integers(-(2**31), 2**31 - 1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data(), advantage=st.floats(allow_nan=False), rollout=st.text(max_size=8))
 def test_rows_survive_the_way_through_bytes(data: st.DataObject, advantage: float, rollout: str) -> None:
     rows = []

@@ -77,7 +77,7 @@ def histories(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Message]]:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(matched=histories(hostile), new=new_messages(hostile), tools=st.sampled_from([(), TOOLS]))
 def test_a_prompt_is_its_beginning_and_the_suffix(
     renderer: Renderer, matched: list[Message], new: list[Message], tools: tuple
@@ -91,7 +91,7 @@ def test_a_prompt_is_its_beginning_and_the_suffix(
     assert before[-1] == template.end_of_turn
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(new=new_messages(hostile))
 def test_no_message_can_forge_a_control_token(renderer: Renderer, new: list[Message]) -> None:
     template = renderer.template
@@ -106,14 +106,14 @@ def test_no_message_can_forge_a_control_token(renderer: Renderer, new: list[Mess
     assert template.decode(renderer.prompt([message("user", "go"), *new])).endswith("<|im_start|>assistant\n")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(content=hostile)
 def test_masked_tokens_spell_the_text_exactly(renderer: Renderer, content: str) -> None:
     ids = renderer.prompt([message("user", content)])
     assert renderer.template.decode(ids) == f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(content=texts)
 def test_clean_text_is_tokenised_as_the_tokenizer_would(folder: Path, renderer: Renderer, content: str) -> None:
     text = f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"

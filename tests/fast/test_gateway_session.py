@@ -47,7 +47,7 @@ def assistant(content: str) -> dict[str, Any]:
     return {"role": "assistant", "content": content}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_the_next_prompt_is_the_exact_ids_so_far_and_the_suffix(renderer: Renderer, data: st.DataObject) -> None:
     """The policy may sample anything: control tokens, halves of characters, NUL bytes, nothing at all."""
@@ -70,7 +70,7 @@ def test_the_next_prompt_is_the_exact_ids_so_far_and_the_suffix(renderer: Render
     assert session.stats.turns == 3
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_the_recorded_turns_rebuild_the_same_tree(renderer: Renderer, data: st.DataObject) -> None:
     session, samples = session_with(renderer), []
@@ -276,7 +276,7 @@ bodies = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     body=bodies,
     method=st.sampled_from(["POST", "GET", "PUT", ""]),

@@ -154,7 +154,7 @@ def flatten(tree: Tree, leaves: tuple[int, ...]) -> dict[tuple, tuple]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(tree=trees(), seed=st.integers(0, 3), max_paths=st.integers(1, 6))
 def test_a_row_equals_the_flattened_paths_with_each_sampled_token_once(tree: Tree, seed: int, max_paths: int) -> None:
     selection = select_paths(tree, max_paths=max_paths, seed=seed)
@@ -180,7 +180,7 @@ def test_a_row_equals_the_flattened_paths_with_each_sampled_token_once(tree: Tre
     assert row.num_targets == len(row.edge_token) == len(targets)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(tree=trees())
 def test_shared_tokens_are_what_flattening_would_repeat(tree: Tree) -> None:
     flat = sum(len(tree.path(leaf)) for leaf in tree.leaves())
