@@ -1,52 +1,40 @@
-"""The process groups a replica works in, made once by all ranks in one order.
+"""Data groups of a world that is nothing but cells of one layout in rank order.
 
-Cells are contiguous blocks of ranks. A cell's model-parallel group spans the whole cell; the gradient groups
-join the ranks of one model-parallel coordinate over a prefix of the cells, because cells join training in order,
-so that prebuilt groups cover every membership.
+A run builds its groups from its placement; warming up a policy and comparing replicas need no more than this.
 """
 
-from collections.abc import Mapping
+import hashlib
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from gyre.fabric.groups import DataGroups, Groups
 from gyre.types import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataGroups:
-    """The groups of one rank.
+class _Cell:
+    ranks: tuple[int, ...]
 
-    `cell` has all ranks of its cell, leader first; `self_` has this rank alone. `prefix[k]` joins the ranks of
-    this coordinate in cells [0, k), for each k >= 2 with this cell among them. `core_peer_rank` is the global rank
-    of cell 0 with the same coordinate.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Blocks:
+    """Cells that are blocks of the ranks, in order."""
+
+    cells: tuple[_Cell, ...]
+
+    def digest(self) -> str:
+        return hashlib.sha256(repr(self.cells).encode()).hexdigest()
+
+
+def make_data_groups(num_cells: int, layout: Layout, *, timeout_s: float = 120.0) -> DataGroups:
+    """Collective over the world: every rank calls it once. The world is `num_cells` cells of `layout`.
+
+    A collective of these groups that does not end within `timeout_s` fails.
     """
-
-    cell: dist.ProcessGroup
-    self_: dist.ProcessGroup
-    prefix: Mapping[int, dist.ProcessGroup]
-    rank_in_cell: int
-    core_peer_rank: int
-
-
-def make_data_groups(num_cells: int, layout: Layout) -> DataGroups:
-    """Collective over the world: every rank calls it once. The world is `num_cells` cells of `layout`."""
-    rank, world, width = dist.get_rank(), dist.get_world_size(), layout.num_ranks
-    assert world == num_cells * width, f"{world} ranks are not {num_cells} cells of {width}"
-    cell, rank_in_cell = divmod(rank, width)
-    cells = [list(range(index * width, (index + 1) * width)) for index in range(num_cells)]
-    cell_groups = [dist.new_group(ranks) for ranks in cells]
-    self_groups = [dist.new_group([index]) for index in range(world)]
-    prefix: dict[int, dist.ProcessGroup] = {}
-    for members in range(2, num_cells + 1):
-        for coordinate in range(width):
-            group = dist.new_group([ranks[coordinate] for ranks in cells[:members]])
-            if coordinate == rank_in_cell and cell < members:
-                prefix[members] = group
-    return DataGroups(
-        cell=cell_groups[cell],
-        self_=self_groups[rank],
-        prefix=prefix,
-        rank_in_cell=rank_in_cell,
-        core_peer_rank=rank_in_cell,
-    )
+    width = layout.num_ranks
+    assert dist.get_world_size() == num_cells * width, f"{dist.get_world_size()} ranks, {num_cells} cells of {width}"
+    blocks = _Blocks(cells=tuple(_Cell(ranks=tuple(range(c * width, (c + 1) * width))) for c in range(num_cells)))
+    # The store serves roll calls of the leaders, which such a world does not hold.
+    groups = Groups.build(blocks, store=dist.HashStore(), control_timeout_s=timeout_s, data_timeout_s=timeout_s)
+    return groups.data

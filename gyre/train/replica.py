@@ -25,11 +25,11 @@ from torch import Tensor
 
 from gyre.algo.objective import gspo_weights
 from gyre.errors import RunError
+from gyre.fabric.groups import DataGroups
 from gyre.train import checkpoint, patches
 from gyre.train.batch import MicroBatch, make_micro_batch, split_by_row
 from gyre.train.figures import ApplyStats, MicroStepStats, make_stats
 from gyre.train.folder import has_weights, read_hf_tensors
-from gyre.train.groups import DataGroups
 from gyre.train.logprobs import compute_logprobs, compute_mean_entropy
 from gyre.train.model import build_model, check_layout
 from gyre.train.model_config import ModelConfig, read_model_config
