@@ -240,7 +240,7 @@ class Scheduler:
         """Drain the next cell of the prefix, if its work is there and the others cover the rollouts."""
         cell = next((cell for cell in self.cells if cell.state is not CellState.TRAINING), None)
         batch = self.batch
-        if cell is None or cell.state is not CellState.SERVING or batch is None or self.is_closed:
+        if cell is None or cell.state is not CellState.SERVING or batch is None:
             return []
         is_wanted = self._is_core_wanted(batch) if cell.index == 0 else batch.num_unclaimed > 0
         serving = self._serving()

@@ -183,6 +183,7 @@ class SchedulingWorld:
     def _perform(self, command: Command) -> None:
         match command:
             case Dispatch(group=group):
+                assert any(cell.is_answering for cell in self.cells), f"group {group} dispatched, nobody serves"
                 self.ungraded.append(group)
                 self.routes.update({f"{group}.{i}": None for i in range(self.settings.rollouts_per_group)})
             case Admit(rollout=rollout, cell=cell):

@@ -1,5 +1,6 @@
 """What the loader takes, and the exact words with which it refuses."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ GOOD = {
 }
 
 
-def write(folder: Path, changes: dict[str, str | None] | None = None) -> Path:
+def write(folder: Path, changes: Mapping[str, str | None] | None = None) -> Path:
     """A good file with dotted `changes`; None removes a key."""
     tables = {name: dict(table) for name, table in GOOD.items()}
     for dotted, value in (changes or {}).items():

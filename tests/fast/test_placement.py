@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ def shaped(num_cells: int, tp: int = 1, pp: int = 1) -> Settings:
     return replace(QUICKSTART, placement=replace(QUICKSTART.placement, num_cells=num_cells, tp=tp, pp=pp))
 
 
-def facts_of(rank: int, **changes: object) -> RankFacts:
+def facts_of(rank: int, **changes: Any) -> RankFacts:
     fact = RankFacts(
         rank=rank,
         local_rank=rank % 4,
