@@ -1,0 +1,1 @@
+"""Harnesses: the unmodified agent programs that run inside a sandbox, one file each. No torch."""

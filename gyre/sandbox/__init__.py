@@ -1,0 +1,1 @@
+"""Sandboxes: bubblewrap, limits, the gateway socket as the only network, copies in and out, leases. No torch."""

@@ -1,0 +1,115 @@
+"""Leases: every sandbox has a folder that says who owns it, so that what an owner left behind can be found.
+
+A lease is `<root>/gyre-<run>/<sandbox>/` with lease.json: the owner's and process 1's pid with their start
+times (a pid alone may have been given to another process), and the time after which nobody may keep it.
+The workspace is not here: it is memory of the sandbox. Reaping kills by exactly these pids.
+"""
+
+import json
+import os
+import shutil
+import signal
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+LEASE_FILE = "lease.json"
+ETC = "root:x:0:0:root:/root:/bin/sh\nagent:x:{uid}:{uid}:agent:/tmp:/bin/sh\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process for certain: `start` is its start time in clock ticks since boot."""
+
+    pid: int
+    start: int
+
+    def is_alive(self) -> bool:
+        """Whether this very process lives (a zombie does not)."""
+        return start_of(self.pid) == self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """`expires` is seconds since the epoch; `inside` is process 1 of the sandbox, once known."""
+
+    owner: Process
+    expires: float
+    inside: Process | None = None
+
+
+def start_of(pid: int) -> int:
+    """Start time of a living process in clock ticks since boot; 0 where there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def this_process() -> Process:
+    """The calling process."""
+    return Process(pid=os.getpid(), start=start_of(os.getpid()))
+
+
+def run_root(root: Path, run: str) -> Path:
+    """The folder of a run's leases."""
+    return root / f"gyre-{run}"
+
+
+def write_lease(folder: Path, lease: Lease) -> None:
+    """Create or replace the lease of one sandbox."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = folder / (LEASE_FILE + ".new")
+    fresh.write_text(json.dumps(asdict(lease)))
+    fresh.rename(folder / LEASE_FILE)
+
+
+def write_etc(folder: Path, *, uid: int) -> Path:
+    """passwd, group and hosts for a sandbox whose user has `uid`; returns their folder."""
+    (folder / "passwd").write_text(ETC.format(uid=uid))
+    (folder / "group").write_text(f"root:x:0:\nagent:x:{uid}:\n")
+    (folder / "hosts").write_text("127.0.0.1 localhost sandbox\n")
+    return folder
+
+
+def drop_lease(folder: Path) -> None:
+    """Remove a sandbox's folder, and the run's when it was the last."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.parent.rmdir()
+    except OSError:
+        pass  # Others are still there.
+
+
+def reap_stale(root: Path) -> int:
+    """Kill and remove what dead owners left under `root` (any run), and what has expired. Returns how many."""
+    reaped = 0
+    for path in root.glob(f"gyre-*/*/{LEASE_FILE}"):
+        try:
+            fields = json.loads(path.read_text())
+            owner, inside = Process(**fields["owner"]), fields["inside"] and Process(**fields["inside"])
+            expires = float(fields["expires"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            continue  # Removed meanwhile, or not ours.
+        if owner.is_alive() and time.time() < expires:
+            continue
+        if inside and inside.is_alive():
+            _kill(inside)
+        drop_lease(path.parent)
+        reaped += 1
+    return reaped
+
+
+def _kill(process: Process) -> None:
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if process.is_alive():  # Still the same one, and the pidfd now holds it.
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(pidfd)
