@@ -62,7 +62,6 @@ class Hooks:
     journal: Callable[[float, Event, list[Command]], None]
     dispatch: Callable[[int], None]
     admit: Callable[[str, int], None]
-    step_closed: Callable[[int, int], None]
     switched: Callable[[Switch], None]
     finished: Callable[[], None]
     aborted: Callable[[str], None]
@@ -205,8 +204,7 @@ class Conductor:
                 return True
             case CloseStep(step=step, members=members):
                 self._expect("step applied", self._settings.placement.data_timeout_s)
-                num_rollouts = self._queue.close(step, members=members, now=self._now)
-                self._hooks.step_closed(step, num_rollouts)
+                self._queue.close(step, members=members, now=self._now)
             case ReturnToRollout(cell=cell):
                 if self.duties[cell] is Duty.ROLLOUT:
                     # It drained too late to join: its engine is still up, idle, and only needs the new version.

@@ -7,6 +7,7 @@ task receives messages, one keeps time; all state changes happen between awaits,
 
 import argparse
 import asyncio
+import hashlib
 import json
 import logging
 import os
@@ -27,7 +28,7 @@ from gyre.gateway.template import ChatTemplate
 from gyre.program.conductor import Conductor, Hooks, Switch
 from gyre.program.groups import GroupLedger
 from gyre.program.progress import Progress
-from gyre.program.rollouts import RolloutBook, RolloutHooks
+from gyre.program.rollouts import Rollout, RolloutBook, RolloutHooks
 from gyre.program.routes import MovedTurn, Router
 from gyre.program.steps import StepQueue
 from gyre.program.watchdog import ProcessWatch
@@ -48,6 +49,7 @@ from gyre.schedule.policy import SchedulerSettings
 from gyre.schedule.scheduler import ResumePoint, Scheduler
 from gyre.store import records
 from gyre.store.store import RunStore
+from gyre.store.summary import render_summary, write_summary
 from gyre.tasks.harbor import load_tasks
 from gyre.watch.screen import Screen
 from gyre.wire.link import FrontLink
@@ -95,8 +97,7 @@ class Front:
         self._ranks: dict[str, RankUp] = {}
         self._leaders: dict[int, str] = {}
         self._hands: list[str] = []
-        self._switched_since_tick = False
-        self.progress = Progress(settings=settings, screen=Screen(settings.watch), began=self._began)
+        self.progress = Progress(settings=settings, screen=Screen(settings.watch))
         self._build()
 
     def _build(self) -> None:
@@ -119,7 +120,7 @@ class Front:
                 forget=self._router.forget,
                 started=lambda rollout: self._conductor.feed(RolloutStarted(rollout=rollout)),
                 terminated=lambda rollout: self._conductor.feed(RolloutTerminated(rollout=rollout)),
-                settled=lambda rollout: self._ledger.settled(rollout),
+                settled=self._settled,
                 clock=self._now,
             ),
         )
@@ -145,7 +146,6 @@ class Front:
                 journal=self._journal,
                 dispatch=self._ledger.dispatch,
                 admit=lambda rollout, cell: self._book.admit(rollout),
-                step_closed=self._step_closed,
                 switched=self._switched,
                 finished=self._all_trained,
                 aborted=self.end,
@@ -168,7 +168,7 @@ class Front:
             task.cancel()
         self._record(records.RunEnded(reason=self.reason, wall_s=self._now()))
         self._store.sync()
-        self.progress.finish(self.reason)
+        self.progress.finish(render_summary(write_summary(self._folder)))
         return 0 if self.reason == FINISHED else 1
 
     def end(self, reason: str) -> None:
@@ -218,7 +218,7 @@ class Front:
                 late = self._conductor.overdue(now) or self.progress.overdue_start(now)
                 if late:
                     self.end(late)
-            self.progress.show(now, self._conductor, self._router, self._book, self._queue)
+            self.progress.show(now, self._conductor, self._router, self._book)
 
     def _handle(self, identity: str, message: Message) -> None:
         match message:
@@ -316,7 +316,7 @@ class Front:
     # --- evaluation and steps ---------------------------------------------------------------------
 
     def _evaluate(self, name: str) -> None:
-        self.progress.evaluating = name
+        self.progress.evaluating(name)
         self._conductor.feed(Evaluate(rollouts=self._ledger.evaluate(name)))
 
     def _evaluated(self, name: str, mean: float) -> None:
@@ -325,6 +325,11 @@ class Front:
             self._conductor.feed(DispatchReleased())
         else:
             self.end(FINISHED)
+
+    def _settled(self, one: Rollout) -> None:
+        if one.group is None:
+            self.progress.eval_settled()
+        self._ledger.settled(one)
 
     def _all_trained(self) -> None:
         if self._settings.tasks.eval_rollouts:
@@ -353,9 +358,6 @@ class Front:
         self.progress.micro_step(message)
         self._conductor.feed(MicroStepDone(cell=message.cell, step=message.step, index=message.index))
 
-    def _step_closed(self, step: int, num_rollouts: int) -> None:
-        self.progress.closing(step, num_rollouts)
-
     def _step_applied(self, message: StepApplied) -> None:
         rewards = self._ledger.step_rewards(message.step)
         self._record(
@@ -373,7 +375,7 @@ class Front:
             )
         )
         self._store.sync()
-        self.progress.step_applied(message, rewards)
+        self.progress.step_applied(message, rewards, self._now())
         self._conductor.step_applied(message)
 
     # --- records ----------------------------------------------------------------------------------
@@ -432,6 +434,19 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _began(settings: Settings, config_text: str, resumed_version: int) -> records.RunBegan:
+    return records.RunBegan(
+        name=settings.run.name,
+        seed=settings.run.seed,
+        policy=settings.schedule.policy.value,
+        steps=settings.run.steps,
+        num_cells=settings.placement.num_cells,
+        started_at=time.time(),
+        resumed_version=resumed_version,
+        config_sha256=hashlib.sha256(config_text.encode()).hexdigest(),
+    )
+
+
 def _say_hello(fd: int, hello: dict[str, str]) -> None:
     with os.fdopen(fd, "w") as pipe:
         pipe.write(json.dumps(hello) + "\n")
@@ -464,7 +479,9 @@ def main() -> int:
     try:
         settings = load_settings(arguments.config, overrides=arguments.set)
         logging.getLogger().setLevel(settings.watch.log_level.value.upper())
-        store = RunStore.open_or_create(arguments.folder, arguments.config.read_text(), settings, arguments)
+        config_text = arguments.config.read_text()
+        store = RunStore.open(arguments.folder, config_text=config_text)
+        store.record(_began(settings, config_text, arguments.resumed_version))
     except GyreError as error:
         _say_hello(arguments.address_fd, {"error": str(error)})
         return error.exit_code
