@@ -1,4 +1,8 @@
-"""The closed choices that settings may take. Each compares equal to its TOML text."""
+"""The closed choices that settings may take.
+
+Each is a StrEnum whose members compare equal to their TOML text, so that code may `match` on either. A choice
+that is listed here is one that the program can act upon: what is not built is not offered.
+"""
 
 from enum import StrEnum
 
