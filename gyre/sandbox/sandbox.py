@@ -66,6 +66,11 @@ class Sandboxes:
         write_lease(folder, Lease(owner=lease.owner, expires=lease.expires, inside=inside))
         sandbox = Sandbox(self, name=name, spec=spec, uid=uid, pidfd=fds[0], pid=reply["pid"], folder=folder)
         self._open.add(sandbox)
+        try:  # bubblewrap makes it as root; git, for one, refuses a work tree of another user.
+            await sandbox.folder(spec.workdir, user=AGENT)
+        except BaseException:
+            await sandbox.close()
+            raise
         return sandbox
 
     def forget(self, sandbox: "Sandbox") -> None:
@@ -154,7 +159,7 @@ class Sandbox:
 
     async def push(self, archive: bytes, folder: str, *, user: str = AGENT, deadline_s: float = 60.0) -> None:
         """Unpack a tar archive into an existing folder, as the user who will own the files."""
-        argv = ["/usr/bin/tar", "-x", "-p", "-C", folder]
+        argv = ["/usr/bin/tar", "-x", "-p", "--no-overwrite-dir", "-C", folder]
         argv += ["--no-same-owner"] if user == ROOT else []
         done = await self.exec(argv, deadline_s=deadline_s, stdin=archive, user=user, cwd="/", env={"HOME": "/"})
         if done.rc != 0:

@@ -1,0 +1,3 @@
+#!/bin/sh
+set -e
+echo HELLO > greeting.txt
