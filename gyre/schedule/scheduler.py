@@ -46,7 +46,7 @@ from gyre.schedule.events import (
 )
 from gyre.schedule.policy import SchedulerSettings, can_core_stay, can_leave, dispatch_bound
 from gyre.schedule.rollouts import RolloutBook
-from gyre.schedule.snapshot import BatchSnapshot, CellSnapshot, ScheduleSnapshot
+from gyre.schedule.snapshot import CellSnapshot, ScheduleSnapshot, batch_snapshot
 from gyre.types import RolloutId
 
 
@@ -295,22 +295,8 @@ class Scheduler:
             terminated=books.terminated,
             waiting=len(books.waiting),
             groups_dispatched=self.groups_dispatched,
-            batch=self._batch_snapshot(),
+            batch=batch_snapshot(self.batch, is_closed=self.is_closed),
             is_held=self.is_held,
             is_finished=self.is_finished,
             is_aborted=self.is_aborted,
-        )
-
-    def _batch_snapshot(self) -> BatchSnapshot | None:
-        batch = self.batch
-        if batch is None:
-            return None
-        return BatchSnapshot(
-            step=batch.step,
-            num_groups=batch.num_groups,
-            groups_ready=len(batch.groups),
-            micro_steps_ready=batch.num_ready,
-            micro_steps_claimed=len(batch.claimed),
-            micro_steps_done=len(batch.done),
-            is_closed=self.is_closed,
         )

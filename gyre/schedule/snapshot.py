@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gyre.schedule.batches import Batch
 from gyre.schedule.cells import CellState
 from gyre.types import Role
 
@@ -53,3 +54,18 @@ class ScheduleSnapshot:
     is_held: bool
     is_finished: bool
     is_aborted: bool
+
+
+def batch_snapshot(batch: Batch | None, *, is_closed: bool) -> BatchSnapshot | None:
+    """The numbers of the current batch, if there is one."""
+    if batch is None:
+        return None
+    return BatchSnapshot(
+        step=batch.step,
+        num_groups=batch.num_groups,
+        groups_ready=len(batch.groups),
+        micro_steps_ready=batch.num_ready,
+        micro_steps_claimed=len(batch.claimed),
+        micro_steps_done=len(batch.done),
+        is_closed=is_closed,
+    )
