@@ -112,7 +112,8 @@ def place(facts: Sequence[RankFacts], settings: Settings) -> Placement:
     device, wanted = ordered[0].device_kind, settings.placement.device
     if wanted is not DeviceChoice.AUTO and device != wanted:
         raise PlacementError(
-            f"placement.device is {wanted}, {_span([fact.rank for fact in ordered])} have {device}; change the setting or the nodes"
+            f"placement.device is {wanted}, {_span([fact.rank for fact in ordered])} have {device}; "
+            "change the setting or the nodes"
         )
     return Placement(
         cells=plan_cells(settings),
@@ -136,9 +137,9 @@ def _check_world(ordered: Sequence[RankFacts], settings: Settings) -> None:
         where = settings.placement
         trouble = f"missing: {_span(missing)}" if missing else f"too many: {_span(extra)}"
         raise PlacementError(
-            f"{where.num_cells} cells x {settings.ranks_per_cell} ranks (tp {where.tp} x pp {where.pp} x cp {where.cp}) "
-            f"need {wanted} ranks, the world has {len(given)}; {trouble}; "
-            f"start torchrun with {wanted} processes in all, or change [placement]"
+            f"{where.num_cells} cells x {settings.ranks_per_cell} ranks "
+            f"(tp {where.tp} x pp {where.pp} x cp {where.cp}) need {wanted} ranks, "
+            f"the world has {len(given)}; {trouble}; start torchrun with {wanted} processes in all, or change [placement]"
         )
 
 
@@ -183,8 +184,9 @@ def describe_placement(settings: Settings, params_bytes: int | None = None) -> s
         f"cells    {settings.placement.num_cells} x {settings.ranks_per_cell} ranks = {settings.num_ranks} ranks",
         f"layout   tp {layout.tp}, pp {layout.pp}, cp {layout.cp}, ep {layout.ep}; device {settings.placement.device}",
     ]
-    for cell in plan_cells(settings):
-        lines.append(f"cell {cell.index:<3} {_span(cell.ranks)}, leader {cell.leader}, {cell.role}")
+    lines += [
+        f"cell {cell.index:<3} {_span(cell.ranks)}, leader {cell.leader}, {cell.role}" for cell in plan_cells(settings)
+    ]
     if params_bytes is not None:
         estimate = memory_estimate(params_bytes, settings)
         lines += [
