@@ -139,7 +139,8 @@ def _check_world(ordered: Sequence[RankFacts], settings: Settings) -> None:
         raise PlacementError(
             f"{where.num_cells} cells x {settings.ranks_per_cell} ranks "
             f"(tp {where.tp} x pp {where.pp} x cp {where.cp}) need {wanted} ranks, "
-            f"the world has {len(given)}; {trouble}; start torchrun with {wanted} processes in all, or change [placement]"
+            f"the world has {len(given)}; {trouble}; "
+            f"start torchrun with {wanted} processes in all, or change [placement]"
         )
 
 
