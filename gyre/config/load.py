@@ -10,7 +10,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from enum import StrEnum
@@ -45,9 +45,14 @@ def settings_of(section: str, schema: type) -> Iterator[Setting]:
         yield Setting(key=f"{section}.{field.name}", name=field.name, kind=kind, doc=doc, default=field.default)
 
 
-def load_settings(path: Path) -> Settings:
-    """The settings in `path`. Raises ConfigError for anything that is not exactly right."""
+def load_settings(path: Path, overrides: Sequence[str] = ()) -> Settings:
+    """The settings in `path`, changed by `overrides` ("section.key=value", the value in TOML or as plain text).
+
+    Raises ConfigError for anything that is not exactly right.
+    """
     tables = _read(path)
+    for override in overrides:
+        _apply_override(tables, override)
     sections = typing.get_type_hints(Settings)
     _refuse_unknown(tables, known=list(sections), prefix="")
     loaded = {}
@@ -77,6 +82,23 @@ def _read(path: Path) -> dict[str, Any]:
         line = re.search(r"line (\d+)", str(error))
         fix = f"mend line {line[1]}" if line else "mend the end of the file"
         raise ConfigError(str(path), wanted="valid TOML", given=str(error), fix=fix) from error
+
+
+def _apply_override(tables: dict[str, Any], override: str) -> None:
+    """Set one key. A value that is no TOML (an unquoted text or path) is taken as text."""
+    key, sign, text = override.partition("=")
+    section, dot, name = key.strip().partition(".")
+    if not (sign and dot and section and name):
+        raise ConfigError(
+            "--set", wanted="section.key=value", given=override, fix="name section and key, e.g. --set run.seed=1"
+        )
+    try:
+        value = tomli.loads(f"value = {text}")["value"]
+    except tomli.TOMLDecodeError:
+        value = text.strip()
+    table = tables.setdefault(section, {})
+    if isinstance(table, dict):
+        table[name] = value
 
 
 def _refuse_unknown(table: dict[str, Any], *, known: list[str], prefix: str) -> None:

@@ -360,6 +360,7 @@ class Front:
 
     def _step_applied(self, message: StepApplied) -> None:
         rewards = self._ledger.step_rewards(message.step)
+        self.progress.staleness_mean = self._ledger.step_staleness(message.step)
         self._record(
             records.StepTrained(
                 step=message.step,

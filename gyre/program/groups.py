@@ -52,6 +52,7 @@ class GroupLedger:
         self._groups: dict[int, Pending] = {}
         self._evaluations: dict[str, Pending] = {}
         self._rewards: dict[int, list[float]] = {}
+        self._staleness: dict[int, tuple[float, int]] = {}
 
     def dispatch(self, group: int) -> None:
         """Register the members of a new group."""
@@ -87,10 +88,18 @@ class GroupLedger:
         size = self._settings.schedule.groups_per_batch
         return [r for group in range(step * size, (step + 1) * size) for r in self._rewards.pop(group, [])]
 
+    def step_staleness(self, step: int) -> float:
+        """Mean staleness of the step's trained tokens in versions, and forget it."""
+        total, tokens = self._staleness.pop(step, (0.0, 0))
+        return total / tokens if tokens else 0.0
+
     def _settle_group(self, group: int, pending: Pending) -> None:
         finished = self._book.forget_group(pending.members)
         self._rewards[group] = [one.reward for one in finished]
-        work: Harvest = harvest(finished, self._settings)
+        step = group // self._settings.schedule.groups_per_batch
+        work: Harvest = harvest(finished, self._settings, step=step)
+        stale, tokens = self._staleness.get(step, (0.0, 0))
+        self._staleness[step] = (stale + work.staleness_sum, tokens + work.tokens_trained)
         self._record(
             records.GroupReady(
                 group=group,
@@ -100,7 +109,6 @@ class GroupLedger:
                 tokens_shared=work.tokens_shared,
             )
         )
-        step = group // self._settings.schedule.groups_per_batch
         self._queue.add_group(step, work.micro_steps, num_rollouts=work.num_rollouts)
         self._on_ready(group, len(work.micro_steps))
 

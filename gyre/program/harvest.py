@@ -37,10 +37,14 @@ class Harvest:
     num_rollouts: int
     tokens_trained: int
     tokens_shared: int
+    staleness_sum: float
 
 
-def harvest(finished: list[Finished], settings: Settings) -> Harvest:
-    """Pack one group's scored rollouts, in order of their ids."""
+def harvest(finished: list[Finished], settings: Settings, *, step: int) -> Harvest:
+    """Pack one group's scored rollouts, in order of their ids, for training at `step` (from version `step`).
+
+    `staleness_sum` adds, over the trained tokens, how many versions before it each was sampled.
+    """
     finished = sorted(finished, key=lambda one: one.rollout)
     rewards = np.array([one.reward for one in finished], dtype=np.float32)
     advantages = group_advantages(rewards, settings.trainer.advantage_scale)
@@ -64,4 +68,5 @@ def harvest(finished: list[Finished], settings: Settings) -> Harvest:
         num_rollouts=len(finished),
         tokens_trained=sum(row.num_targets for row in rows),
         tokens_shared=sum(one.tree.shared_tokens for one in finished),
+        staleness_sum=float(sum((step - row.versions).sum() for row in rows)),
     )

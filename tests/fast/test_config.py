@@ -216,3 +216,12 @@ def test_every_setting_is_described() -> None:
     for name in setting_names():
         assert f"\n  {name.split('.')[1]} = " in text
     assert '  harness = "mini-swe-agent"' in text and "  deterministic = true" in text
+
+
+def test_override_replaces_a_setting_and_is_checked_like_the_file(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "configs" / "quickstart.toml"
+    assert load_settings(path, ["run.seed=7", "run.name=other"]).run.seed == 7
+    with pytest.raises(ConfigError, match=r"run\.sede"):
+        load_settings(path, ["run.sede=7"])
+    with pytest.raises(ConfigError, match="--set"):
+        load_settings(path, ["seed=7"])
