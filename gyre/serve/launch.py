@@ -148,9 +148,10 @@ def _owning_engine(processes: list[BaseProcess]) -> type["sglang.Engine"]:
             return launched, names
 
         def shutdown(self) -> None:
-            """Close the one socket SGLang would close; the processes are ended by their owner."""
+            """Close SGLang's sockets here; the processes are ended by their owner. May be repeated."""
             if self.send_to_rpc is not None:
-                self.send_to_rpc.close(linger=0)
+                self.send_to_rpc.context.destroy(linger=0)
+                self.tokenizer_manager.recv_from_detokenizer.context.destroy(linger=0)
                 self.send_to_rpc = None
 
     return OwningEngine

@@ -4,6 +4,7 @@ Outside begin/end, SGLang refuses an update by returning (False, why) without ra
 buckets, so that the copy in flight stays small beside the model.
 """
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BUCKET_BYTES = 512 << 20
+TIED_NAME = "lm_head.weight"
 
 
 async def replace_weights(engine: "sglang.Engine", tensors: list[tuple[str, Tensor]], version: int) -> None:
@@ -54,25 +56,27 @@ async def _send(engine: "sglang.Engine", bucket: list[tuple[str, Tensor]], versi
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors in a model folder's safetensors files, by name; only headers are read."""
+    """Shapes of the tensors in a model folder's safetensors files, by name; only headers are read.
+
+    An output layer that is tied to the embedding is left out: it is the embedding. Raises EngineError.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     if not shapes:
         raise EngineError(f"{folder} holds no safetensors")
+    if json.loads((folder / "config.json").read_text()).get("tie_word_embeddings", False):
+        shapes.pop(TIED_NAME, None)
     return shapes
 
 
 def require_whole(tensors: list[tuple[str, Tensor]], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise EngineError unless these are all the model's tensors: SGLang dies of a wrong shape and skips a wrong name.
-
-    An output layer tied to the embedding may be left out.
-    """
-    given = {name: tuple(tensor.shape) for name, tensor in tensors}
-    absent = sorted(shapes.keys() - given.keys() - {"lm_head.weight"})
+    """Raise EngineError unless these are all the model's tensors: SGLang dies of a wrong shape and skips a wrong name."""
+    given = {name: tuple(tensor.shape) for name, tensor in tensors if name in shapes or name != TIED_NAME}
+    absent = sorted(shapes.keys() - given.keys())
     unknown = sorted(given.keys() - shapes.keys())
-    if absent or unknown or len(given) != len(tensors):
+    if absent or unknown:
         raise EngineError(f"the weights are not the model's: missing {absent[:3]}, unknown {unknown[:3]}")
     for name, shape in given.items():
         if shape != shapes[name]:
