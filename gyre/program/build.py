@@ -26,9 +26,7 @@ class FirstWeights:
     tensors: list[tuple[str, Tensor]]
 
 
-def build_training(
-    settings: Settings, launch: Launch, groups: Groups, cell: int
-) -> tuple[TrainingCell, FirstWeights]:
+def build_training(settings: Settings, launch: Launch, groups: Groups, cell: int) -> tuple[TrainingCell, FirstWeights]:
     """Collective over the world: build every rank's replica, the core's from the last checkpoint if resumed."""
     trainer = settings.trainer
     replica = Replica.build(

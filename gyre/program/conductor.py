@@ -160,9 +160,7 @@ class Conductor:
         self._met(f"cell {message.cell} joined")
         if message.cell in self._since:
             seconds = self._now - self._since.pop(message.cell)
-            self._hooks.switched(
-                Switch(cell=message.cell, duty=Duty.TRAINING, step=message.step, seconds=seconds)
-            )
+            self._hooks.switched(Switch(cell=message.cell, duty=Duty.TRAINING, step=message.step, seconds=seconds))
         self.feed(CellJoined(cell=message.cell, step=message.step))
 
     def step_applied(self, message: StepApplied) -> None:

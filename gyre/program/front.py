@@ -105,6 +105,7 @@ class Front:
         self._queue = StepQueue(send=self._post_cell, on_claimed=self._claimed)
         self._router = Router(
             send=self._post_cell,
+            # Looked up when called: book and conductor are built after the router that they use.
             on_done=lambda turn, sample: self._book.turn_done(turn, sample),
             on_failed=lambda turn, error: self._book.turn_failed(turn, error),
             on_idle=lambda cell: self._conductor.cell_idle(cell),
@@ -297,9 +298,7 @@ class Front:
     def _engine_serving(self, message: EngineServing) -> None:
         self._conductor.engine_serving(message)
         self.progress.serving.add(message.cell)
-        self._record(
-            records.CellState(cell=message.cell, state="serving", version=message.version, time=self._now())
-        )
+        self._record(records.CellState(cell=message.cell, state="serving", version=message.version, time=self._now()))
         self._begin_if_ready()
 
     def _begin_if_ready(self) -> None:
@@ -394,9 +393,7 @@ class Front:
         self.progress.moved += 1
 
     def _switched(self, switch: Switch) -> None:
-        self._record(
-            records.Switched(cell=switch.cell, to=switch.duty.value, seconds=switch.seconds, step=switch.step)
-        )
+        self._record(records.Switched(cell=switch.cell, to=switch.duty.value, seconds=switch.seconds, step=switch.step))
         self.progress.switched(switch, self._now())
 
     def _journal(self, now: float, event: Event, commands: Sequence[Command]) -> None:

@@ -168,8 +168,7 @@ class Leader:
         self._engine.load_weights(pull_weights(weights, deadline), version, deadline)
         if self._engine.fingerprint != fingerprint:
             raise EngineError(
-                f"cell {self._cell} loaded weights {self._engine.fingerprint}, "
-                f"version {version} has {fingerprint}"
+                f"cell {self._cell} loaded weights {self._engine.fingerprint}, version {version} has {fingerprint}"
             )
         self._engine.probe(deadline)
 

@@ -93,9 +93,7 @@ class Progress:
 
     def switched(self, switch: Switch, now: float) -> None:
         """A cell changed its duty."""
-        self._switches.append(
-            SwitchPicture(cell=switch.cell, duty=switch.duty.value, seconds=switch.seconds, at_s=now)
-        )
+        self._switches.append(SwitchPicture(cell=switch.cell, duty=switch.duty.value, seconds=switch.seconds, at_s=now))
 
     def trouble(self, level: str, text: str) -> None:
         """Something that a person should read."""

@@ -93,9 +93,7 @@ class RolloutBook:
         """A rollout is dispatched; its harness starts once it is admitted to a cell."""
         api_key = f"gyre-{secrets.token_urlsafe(18)}"
         session = Session(rollout, self._renderer, self._session_settings(api_key))
-        one = Rollout(
-            rollout=rollout, purpose=purpose, group=group, task=task, session=session, api_key=api_key
-        )
+        one = Rollout(rollout=rollout, purpose=purpose, group=group, task=task, session=session, api_key=api_key)
         self._rollouts[rollout] = one
         self._enter(one, "dispatched")
 

@@ -56,9 +56,7 @@ class Turn:
         """All pieces as one uninterrupted sample."""
         spans, start = [], 0
         for piece in self.pieces:
-            spans += [
-                VersionSpan(start=start + s.start, end=start + s.end, version=s.version) for s in piece.spans
-            ]
+            spans += [VersionSpan(start=start + s.start, end=start + s.end, version=s.version) for s in piece.spans]
             start += len(piece.tokens)
         return Sample(
             tokens=np.concatenate([piece.tokens for piece in self.pieces]).astype(np.int32),

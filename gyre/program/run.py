@@ -49,9 +49,7 @@ class Launch:
         return ["--config", str(self.config), *overrides]
 
     @classmethod
-    def from_environment(
-        cls, *, config: Path, overrides: tuple[str, ...], folder: Path, resume: bool
-    ) -> "Launch":
+    def from_environment(cls, *, config: Path, overrides: tuple[str, ...], folder: Path, resume: bool) -> "Launch":
         """Read torchrun's variables; without torchrun this is a world of one."""
         under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
         for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
@@ -152,9 +150,7 @@ class Rank:
         address = world.share_text("front", front_address)
         placement = self._place(world)
         cell = placement.cell_of(world.rank)
-        self._peer = ThreadPeer(
-            address, identity=f"rank/{world.rank}", silence_s=self._settings.stop.alone_s
-        )
+        self._peer = ThreadPeer(address, identity=f"rank/{world.rank}", silence_s=self._settings.stop.alone_s)
         self._peer.send(
             RankUp(
                 rank=world.rank,

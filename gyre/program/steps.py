@@ -27,9 +27,7 @@ class StepWork:
 class StepQueue:
     """Answers the claims of training cells."""
 
-    def __init__(
-        self, *, send: Callable[[int, Message], None], on_claimed: Callable[[int, int, int], None]
-    ) -> None:
+    def __init__(self, *, send: Callable[[int, Message], None], on_claimed: Callable[[int, int, int], None]) -> None:
         self._send, self._on_claimed = send, on_claimed
         self._work: dict[int, StepWork] = {}
         self._parked: dict[int, tuple[Claim, float]] = {}

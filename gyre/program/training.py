@@ -60,9 +60,7 @@ class TrainingCell:
 
     def __init__(self, *, replica: Replica, settings: Settings, cell: int, folder: Path) -> None:
         self._replica, self._cell, self._settings, self._folder = replica, cell, settings, folder
-        self._objective = ObjectiveSettings(
-            clip_low=settings.trainer.clip_low, clip_high=settings.trainer.clip_high
-        )
+        self._objective = ObjectiveSettings(clip_low=settings.trainer.clip_low, clip_high=settings.trainer.clip_high)
         self._version = -1
 
     @property

@@ -41,9 +41,7 @@ class Index:
                      record.time, record.detail),
                 )  # fmt: skip
             case records.RolloutScored():
-                self._db.execute(
-                    "UPDATE rollouts SET reward = ? WHERE rollout = ?", (record.reward, record.rollout)
-                )
+                self._db.execute("UPDATE rollouts SET reward = ? WHERE rollout = ?", (record.reward, record.rollout))
             case records.TurnDone():
                 self._db.execute(
                     "INSERT OR REPLACE INTO turns VALUES (?, ?, ?, ?, ?)",

@@ -15,7 +15,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of all records."""
 
 
-class RunBegan(Record):
+class RunBegan(Record, frozen=True):
     """A front took the run over; `resumed_version` > 0 if it went on from a checkpoint."""
 
     name: str
@@ -28,14 +28,14 @@ class RunBegan(Record):
     config_sha256: str
 
 
-class RunEnded(Record):
+class RunEnded(Record, frozen=True):
     """The run is over, `reason` says why; `wall_s` since its front started."""
 
     reason: str
     wall_s: float
 
 
-class ScheduleEvent(Record):
+class ScheduleEvent(Record, frozen=True):
     """One event as the scheduler got it."""
 
     now: float
@@ -43,7 +43,7 @@ class ScheduleEvent(Record):
     values: dict[str, object]
 
 
-class ScheduleCommand(Record):
+class ScheduleCommand(Record, frozen=True):
     """One command of the scheduler, in answer to the event before it."""
 
     now: float
@@ -51,7 +51,7 @@ class ScheduleCommand(Record):
     values: dict[str, object]
 
 
-class RolloutChanged(Record):
+class RolloutChanged(Record, frozen=True):
     """A rollout entered a state."""
 
     rollout: str
@@ -63,7 +63,7 @@ class RolloutChanged(Record):
     detail: str
 
 
-class RolloutScored(Record):
+class RolloutScored(Record, frozen=True):
     """A rollout was graded; `error` set: it could not be, after `tries`."""
 
     rollout: str
@@ -73,7 +73,7 @@ class RolloutScored(Record):
     tries: int
 
 
-class TurnDone(Record):
+class TurnDone(Record, frozen=True):
     """One turn: the context ids that were new, the sampled ids, and where they lie in the rollout's tree.
 
     `retokenised` is the session's count so far; `moved` how often this turn went on in another cell.
@@ -95,7 +95,7 @@ class TurnDone(Record):
     seconds: float
 
 
-class GroupReady(Record):
+class GroupReady(Record, frozen=True):
     """A group's rollouts are settled and packed."""
 
     group: int
@@ -105,7 +105,7 @@ class GroupReady(Record):
     tokens_shared: int
 
 
-class MicroStepTrained(Record):
+class MicroStepTrained(Record, frozen=True):
     """A cell accumulated a micro-step."""
 
     step: int
@@ -120,7 +120,7 @@ class MicroStepTrained(Record):
     entropy: float
 
 
-class StepTrained(Record):
+class StepTrained(Record, frozen=True):
     """The core applied a step; its weights are `version` from now on."""
 
     step: int
@@ -135,7 +135,7 @@ class StepTrained(Record):
     time: float
 
 
-class Switched(Record):
+class Switched(Record, frozen=True):
     """A cell changed its duty to `to` (training or rollout) in `seconds`."""
 
     cell: int
@@ -144,7 +144,7 @@ class Switched(Record):
     step: int
 
 
-class LiveRequestMoved(Record):
+class LiveRequestMoved(Record, frozen=True):
     """A request in flight went on in another cell with `tokens_kept` tokens of its turn."""
 
     rollout: str
@@ -154,14 +154,14 @@ class LiveRequestMoved(Record):
     tokens_kept: int
 
 
-class HarnessError(Record):
+class HarnessError(Record, frozen=True):
     """Something went wrong that a harness could see."""
 
     rollout: str
     detail: str
 
 
-class Evaluated(Record):
+class Evaluated(Record, frozen=True):
     """An evaluation ("before" or "after") is complete."""
 
     name: str
@@ -169,7 +169,7 @@ class Evaluated(Record):
     mean: float
 
 
-class CellState(Record):
+class CellState(Record, frozen=True):
     """A cell reported what it does."""
 
     cell: int
@@ -178,7 +178,7 @@ class CellState(Record):
     time: float
 
 
-class Trouble(Record):
+class Trouble(Record, frozen=True):
     """Something a person should read."""
 
     level: str

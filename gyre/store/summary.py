@@ -126,7 +126,7 @@ class _Tally:
         """All figures."""
         began, steps = self.began, [self.steps[step] for step in sorted(self.steps)]
         num_cells = began.num_cells if began else 0
-        trained = [step for step in self.micro_steps]
+        trained = self.micro_steps
         return Summary(
             name=began.name if began else "",
             policy=began.policy if began else "",

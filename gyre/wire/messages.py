@@ -20,7 +20,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 # --- ranks -> front -------------------------------------------------------------------------------
 
 
-class RankUp(Message):
+class RankUp(Message, frozen=True):
     """First message of a rank, before its engine or replica is built."""
 
     rank: int
@@ -30,14 +30,14 @@ class RankUp(Message):
     pid: int
 
 
-class EngineStarted(Message):
+class EngineStarted(Message, frozen=True):
     """The cell's engine is up with the weights of the model folder; it has not answered for a version yet."""
 
     cell: int
     seconds: float
 
 
-class EngineServing(Message):
+class EngineServing(Message, frozen=True):
     """The cell's engine answered its probe with `version`; `fingerprint` is that of its weights."""
 
     cell: int
@@ -46,7 +46,7 @@ class EngineServing(Message):
     seconds: float
 
 
-class EngineReleased(Message):
+class EngineReleased(Message, frozen=True):
     """The cell's engine is idle and has given its memory back (`freed_bytes` is 0 on CPU: nothing is freed)."""
 
     cell: int
@@ -54,7 +54,7 @@ class EngineReleased(Message):
     seconds: float
 
 
-class Generated(Message):
+class Generated(Message, frozen=True):
     """The answer to `Generate`; an aborted one carries what was sampled so far. `error` set: nothing else is valid."""
 
     call: str
@@ -67,7 +67,7 @@ class Generated(Message):
     error: str = ""
 
 
-class StepJoined(Message):
+class StepJoined(Message, frozen=True):
     """The cell's replica holds the weights of the step and zeroed gradients."""
 
     cell: int
@@ -76,14 +76,14 @@ class StepJoined(Message):
     seconds: float
 
 
-class Claim(Message):
+class Claim(Message, frozen=True):
     """A training cell asks for work. Answered by MicroStepWork, ClaimLater or StepClosed."""
 
     cell: int
     step: int
 
 
-class MicroStepFinished(Message):
+class MicroStepFinished(Message, frozen=True):
     """The gradient of a micro-step is accumulated; figures of its forward pass."""
 
     cell: int
@@ -99,7 +99,7 @@ class MicroStepFinished(Message):
     ratios: dict[str, float]
 
 
-class StepApplied(Message):
+class StepApplied(Message, frozen=True):
     """The core applied step `step`; its weights are exposed as `version` under `weights` (a description)."""
 
     step: int
@@ -111,7 +111,7 @@ class StepApplied(Message):
     checkpoint: str
 
 
-class WeightsExposed(Message):
+class WeightsExposed(Message, frozen=True):
     """The core holds `version` (the model folder or a checkpoint) and exposes it; sent once at start."""
 
     version: int
@@ -119,21 +119,21 @@ class WeightsExposed(Message):
     fingerprint: str
 
 
-class StopRequested(Message):
+class StopRequested(Message, frozen=True):
     """A rank was told to stop by a signal; the front ends the run in order."""
 
     rank: int
     reason: str
 
 
-class RankFailed(Message):
+class RankFailed(Message, frozen=True):
     """The rank cannot go on; it ends after this."""
 
     rank: int
     reason: str
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True):
     """Sent once a second by every rank and hands. `doing` names the phase for the watchdog."""
 
     source: str
@@ -144,7 +144,7 @@ class Heartbeat(Message):
 # --- front -> ranks -------------------------------------------------------------------------------
 
 
-class Generate(Message):
+class Generate(Message, frozen=True):
     """Sample a turn: `prompt` holds int32 ids. `seed` makes the sampling a function of (seed, position)."""
 
     call: str
@@ -157,13 +157,13 @@ class Generate(Message):
     version: int
 
 
-class AbortGenerate(Message):
+class AbortGenerate(Message, frozen=True):
     """Stop a request; its `Generated` answer follows with finish "abort" (or has crossed this message)."""
 
     call: str
 
 
-class AgreeRoles(Message):
+class AgreeRoles(Message, frozen=True):
     """Enter the collective of the leaders that agrees epoch `epoch`: duties[c] is cell c's duty from then on.
 
     `step` and `version` are what joining cells join and what returning cells load.
@@ -177,7 +177,7 @@ class AgreeRoles(Message):
     fingerprint: str
 
 
-class TakeWeights(Message):
+class TakeWeights(Message, frozen=True):
     """A serving cell with nothing in flight loads `version` and reports EngineServing."""
 
     cell: int
@@ -186,7 +186,7 @@ class TakeWeights(Message):
     fingerprint: str
 
 
-class MicroStepWork(Message):
+class MicroStepWork(Message, frozen=True):
     """One claimed micro-step: rows as packed by `pack_rows`."""
 
     step: int
@@ -194,13 +194,13 @@ class MicroStepWork(Message):
     rows: bytes
 
 
-class ClaimLater(Message):
+class ClaimLater(Message, frozen=True):
     """No work now: ask again."""
 
     step: int
 
 
-class StepClosed(Message):
+class StepClosed(Message, frozen=True):
     """The batch is whole. Members [0, members) reduce into the core, which scales by 1/num_rollouts."""
 
     step: int
@@ -208,7 +208,7 @@ class StepClosed(Message):
     num_rollouts: int
 
 
-class Stop(Message):
+class Stop(Message, frozen=True):
     """End in order: engine, replica, groups, process."""
 
     reason: str
@@ -217,7 +217,7 @@ class Stop(Message):
 # --- hands -> front -------------------------------------------------------------------------------
 
 
-class HandsUp(Message):
+class HandsUp(Message, frozen=True):
     """First message of a node's hands; `abilities` are printed at start."""
 
     node: int
@@ -226,14 +226,14 @@ class HandsUp(Message):
     abilities: dict[str, str]
 
 
-class AgentStarted(Message):
+class AgentStarted(Message, frozen=True):
     """The sandbox is prepared and the harness runs."""
 
     rollout: str
     seconds: float
 
 
-class AgentEnded(Message):
+class AgentEnded(Message, frozen=True):
     """The harness is gone, reaped and its workspace kept. `end` is an EndReason; `detail` its own last words."""
 
     rollout: str
@@ -242,7 +242,7 @@ class AgentEnded(Message):
     seconds: float
 
 
-class Graded(Message):
+class Graded(Message, frozen=True):
     """The workspace was graded in a fresh sandbox. `error` set: an evaluation failure after all retries."""
 
     rollout: str
@@ -253,7 +253,7 @@ class Graded(Message):
     seconds: float
 
 
-class ModelCall(Message):
+class ModelCall(Message, frozen=True):
     """A harness called the gateway socket of its sandbox."""
 
     call: str
@@ -264,7 +264,7 @@ class ModelCall(Message):
     body: bytes
 
 
-class ModelCallGone(Message):
+class ModelCallGone(Message, frozen=True):
     """The client hung up before its answer."""
 
     call: str
@@ -274,7 +274,7 @@ class ModelCallGone(Message):
 # --- front -> hands -------------------------------------------------------------------------------
 
 
-class StartAgent(Message):
+class StartAgent(Message, frozen=True):
     """Prepare a sandbox for the task folder and start the harness in it. `seed` only names the rollout's draw."""
 
     rollout: str
@@ -284,13 +284,13 @@ class StartAgent(Message):
     model: str
 
 
-class StopAgent(Message):
+class StopAgent(Message, frozen=True):
     """End a rollout now and drop its workspace (the run stops)."""
 
     rollout: str
 
 
-class ModelAnswer(Message):
+class ModelAnswer(Message, frozen=True):
     """The whole HTTP answer to a ModelCall; a stream's chunks are sent in order."""
 
     call: str
@@ -301,8 +301,8 @@ class ModelAnswer(Message):
 
 Any = Union[  # noqa: UP007 - msgspec wants the union spelled for its decoder
     RankUp, EngineStarted, EngineServing, EngineReleased, Generated, StepJoined, Claim, MicroStepFinished, StepApplied,
-    WeightsExposed, StopRequested, RankFailed, Heartbeat, Generate, AbortGenerate, AgreeRoles, TakeWeights, MicroStepWork, ClaimLater,
-    StepClosed, Stop, HandsUp, AgentStarted, AgentEnded, Graded, ModelCall, ModelCallGone, StartAgent,
+    WeightsExposed, StopRequested, RankFailed, Heartbeat, Generate, AbortGenerate, AgreeRoles, TakeWeights,
+    MicroStepWork, ClaimLater, StepClosed, Stop, HandsUp, AgentStarted, AgentEnded, Graded, ModelCall, ModelCallGone, StartAgent,
     StopAgent, ModelAnswer,
 ]  # fmt: skip
 

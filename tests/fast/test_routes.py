@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 
 from gyre.program.routes import MovedTurn, Router, Turn
 from gyre.types import FinishReason, Sample
-from gyre.wire.messages import AbortGenerate, Generate, Generated, Message, floats_to_bytes, ids_from_bytes, ids_to_bytes
+from gyre.wire.messages import (
+    AbortGenerate,
+    Generate,
+    Generated,
+    Message,
+    floats_to_bytes,
+    ids_from_bytes,
+    ids_to_bytes,
+)
 
 LENGTH = 12
 
