@@ -36,5 +36,6 @@ def make_data_groups(num_cells: int, layout: Layout, *, timeout_s: float = 120.0
     assert dist.get_world_size() == num_cells * width, f"{dist.get_world_size()} ranks, {num_cells} cells of {width}"
     blocks = _Blocks(cells=tuple(_Cell(ranks=tuple(range(c * width, (c + 1) * width))) for c in range(num_cells)))
     # The store serves roll calls of the leaders, which such a world does not hold.
-    groups = Groups.build(blocks, store=dist.HashStore(), control_timeout_s=timeout_s, data_timeout_s=timeout_s)
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    groups = Groups.build(blocks, store=store, control_timeout_s=timeout_s, data_timeout_s=timeout_s)
     return groups.data

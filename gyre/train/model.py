@@ -51,7 +51,7 @@ def build_model(config: ModelConfig, layout: Layout, groups: ProcessGroupCollect
     """The model of this rank with its parameters uninitialised. `groups` are those of its cell."""
     check_layout(config, layout)
     spec = get_gpt_layer_local_spec(qk_layernorm=config.has_qk_norm, normalization="RMSNorm")
-    spec.submodules.self_attention.submodules.core_attention = TreeAttention
+    spec.submodules.self_attention.submodules.core_attention = TreeAttention  # pyright: ignore
     model = TreeGPT(
         _make_transformer_config(config, layout),
         spec,
@@ -67,7 +67,7 @@ def build_model(config: ModelConfig, layout: Layout, groups: ProcessGroupCollect
     for slot in get_slots(config):
         # Megatron marks cut parameters only when it initialises them; an unmarked one is taken for a duplicate and
         # its other ranks' share is left out of the gradient's norm.
-        parameters[slot.name].tensor_model_parallel = slot.cut is not Cut.WHOLE
+        parameters[slot.name].tensor_model_parallel = slot.cut is not Cut.WHOLE  # pyright: ignore
     return model
 
 

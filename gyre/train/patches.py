@@ -10,7 +10,7 @@ whatever megatron module is imported only after `install()`.
 import contextlib
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ class _NoStream(contextlib.nullcontext):
 class _View(types.ModuleType):
     """A module that answers some names itself and every other name from `behind`."""
 
-    def __init__(self, behind: types.ModuleType, own: dict[str, object]) -> None:
+    def __init__(self, behind: types.ModuleType, own: Mapping[str, object]) -> None:
         super().__init__(behind.__name__)
         self.__dict__.update(own)
         self.__dict__["_behind"] = behind

@@ -12,13 +12,15 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
+from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer
+from megatron.core.optimizer import ChainedOptimizer, get_megatron_optimizer
 from megatron.core.process_groups_config import ProcessGroupCollection
 from numpy.typing import NDArray
 from torch import Tensor
@@ -31,7 +33,7 @@ from gyre.train.batch import MicroBatch, make_micro_batch, split_by_row
 from gyre.train.figures import ApplyStats, MicroStepStats, make_stats
 from gyre.train.folder import has_weights, read_hf_tensors
 from gyre.train.logprobs import compute_logprobs, compute_mean_entropy
-from gyre.train.model import build_model, check_layout
+from gyre.train.model import TreeGPT, build_model, check_layout
 from gyre.train.model_config import ModelConfig, read_model_config
 from gyre.train.settings import ObjectiveSettings, OptimizerSettings, make_optimizer_config
 from gyre.train.shards import Shards
@@ -48,7 +50,7 @@ class Replica:
         groups: DataGroups,
         megatron_groups: ProcessGroupCollection,
         ddp: DistributedDataParallel,
-        optimizer: MegatronOptimizer | None,
+        optimizer: ChainedOptimizer | None,
         settings: OptimizerSettings,
     ) -> None:
         """Use `build`."""
@@ -56,6 +58,8 @@ class Replica:
         self._optimizer = optimizer
         self._megatron_groups = megatron_groups
         self._ddp = ddp
+        self._model = cast(TreeGPT, ddp.module)
+        self._buffers: list[_ParamAndGradBuffer] = ddp.buffers  # pyright: ignore[reportAttributeAccessIssue]
         self._clip_grad = settings.clip_grad
         self._shards = Shards(config, dict(ddp.module.named_parameters()), megatron_groups.tp)
         self._device = patches.get_device()
@@ -89,6 +93,7 @@ class Replica:
         adam = get_megatron_optimizer(
             make_optimizer_config(optimizer), [ddp], use_gloo_process_groups=False, pg_collection=megatron_groups
         )
+        assert isinstance(adam, ChainedOptimizer)
         replica = Replica(config, groups, megatron_groups, ddp, adam if is_core else None, optimizer)
         if is_core:
             is_trained = has_weights(model_path)
@@ -119,7 +124,8 @@ class Replica:
 
         For comparisons. Before `apply`, with tensor parallelism, the sums of the heads' norms are partial.
         """
-        return self._shards.export({name: p.main_grad for name, p in self._shards.parameters.items()})
+        sums = {name: p.main_grad for name, p in self._shards.parameters.items()}  # pyright: ignore
+        return self._shards.export(sums)
 
     # --- a step -----------------------------------------------------------------------------------
 
@@ -180,13 +186,18 @@ class Replica:
     def reduce(self, members: int) -> None:
         """Collective over the prefix group of cells [0, members): sum the gradients into the core.
 
-        A satellite's sums are undefined afterwards; its next step begins with `begin_step`.
+        A satellite's sums are undefined afterwards; its next step begins with `begin_step`. Raises RunError if a
+        member is gone or does not come within the group's time-out.
         """
         if members == 1:
             assert dist.get_rank() == self.groups.core_peer_rank, "this cell is no member"
             return
-        for buffer in self._ddp.buffers:
-            dist.reduce(buffer.grad_data, self.groups.core_peer_rank, group=self.groups.prefix[members])
+        group = self.groups.prefix[members]
+        try:
+            for buffer in self._buffers:
+                dist.reduce(buffer.grad_data, self.groups.core_peer_rank, group=group)
+        except RuntimeError as error:
+            raise RunError(f"the gradients of cells 0 to {members - 1} could not be reduced: {error}") from error
 
     def apply(self, num_rollouts: int) -> ApplyStats:
         """Collective over the core cell: scale the sums by 1/num_rollouts, clip, step Adam, zero the sums.
@@ -258,9 +269,8 @@ class Replica:
     # --- inside -----------------------------------------------------------------------------------
 
     def _forward(self, batch: MicroBatch, *, want_entropy: bool) -> tuple[Tensor, float]:
-        model = self._ddp.module
-        hidden_TBH = model(batch.tokens_BT, batch.positions_BT, batch.visible_B1TT)
-        logits_EV = model.read_logits(hidden_TBH[batch.source_E, batch.source_row_E])
+        hidden_TBH = self._model(batch.tokens_BT, batch.positions_BT, batch.visible_B1TT)
+        logits_EV = self._model.read_logits(hidden_TBH[batch.source_E, batch.source_row_E])
         # Before the log-probs: they overwrite the logits.
         entropy = compute_mean_entropy(logits_EV.detach(), self._megatron_groups.tp) if want_entropy else 0.0
         return compute_logprobs(logits_EV, batch.token_E), entropy

@@ -9,7 +9,7 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -17,7 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from gyre.types import Layout, TreeRow
+from gyre.algo.rows import decode_rows, encode_rows
+from gyre.tree.sample import layout_row, select_paths
+from gyre.tree.tree import Tree
+from gyre.types import FinishReason, Int32, Layout, Sample, TreeRow, VersionSpan
 
 WORLD_DEADLINE_S = 120.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -38,14 +41,13 @@ def run_world(num_ranks: int, folder: Path, function: Callable[..., Any], *argum
     for process in ranks:
         process.start()
     try:
-        running = {process.sentinel: process for process in ranks}
+        running = list(ranks)
         while running:
-            ended = wait(list(running), timeout=WORLD_DEADLINE_S)
+            # The first rank that fails ends the world: the others would wait for it.
+            ended = wait([process.sentinel for process in running], timeout=WORLD_DEADLINE_S)
             assert ended, f"a world of {num_ranks} did not end within {WORLD_DEADLINE_S} s"
-            for sentinel in ended:
-                process = running.pop(sentinel)
-                process.join()
-                assert process.exitcode == 0, _read_errors(world)
+            assert not any(process.exitcode for process in running), _read_errors(world)
+            running = [process for process in running if process.is_alive()]
     finally:
         for process in ranks:
             process.kill()
@@ -103,52 +105,25 @@ def find_gap(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
     return max(float(np.abs(one[name] - other[name]).max()) for name in one) / scale
 
 
-@dataclass(slots=True)
-class _Segment:
-    parent: int
-    tokens: np.ndarray
-    depth: int
+def make_tree_row(seed: int, vocab_size: int, *, num_turns: int = 4, longest: int = 9) -> TreeRow:
+    """A random rollout: turns are sampled after new context at random places of its tree; every path is selected.
 
-
-def make_tree_row(seed: int, vocab_size: int, *, num_segments: int = 5, longest: int = 9) -> TreeRow:
-    """A random tree: segments hang at the end of random earlier ones; about half of the edges are targets.
-
-    Behaviour log-probs are placeholders until `with_behavior`.
+    It went over the wire once. Behaviour log-probs are placeholders until `with_behavior`.
     """
     rng = np.random.default_rng(seed)
-    segments = [_Segment(-1, _draw_tokens(rng, vocab_size, longest), 0)]
-    for _ in range(num_segments - 1):
-        parent = int(rng.integers(len(segments)))
-        depth = segments[parent].depth + len(segments[parent].tokens)
-        segments.append(_Segment(parent, _draw_tokens(rng, vocab_size, longest), depth))
-    order = _depth_first(segments)
-    starts = dict(zip(order, np.cumsum([0] + [len(segments[i].tokens) for i in order]).tolist(), strict=False))
-    tokens = np.concatenate([segments[i].tokens for i in order])
-    until = np.concatenate([np.full(len(segments[i].tokens), _subtree_end(segments, starts, i)) for i in order])
-    sources, targets = [], []
-    for i in order:
-        for offset, token in enumerate(segments[i].tokens):
-            source = starts[i] + offset - 1
-            if offset == 0:
-                parent = segments[i].parent
-                source = starts[parent] + len(segments[parent].tokens) - 1 if parent >= 0 else -1
-            if source >= 0 and rng.random() < 0.5:
-                sources.append(source)
-                targets.append(token)
-    return TreeRow(
-        rollout=f"0.{seed}",
-        advantage=float(rng.normal()),
-        num_targets=len(sources),
-        tokens=tokens.astype(np.int32),
-        positions=np.concatenate([segments[i].depth + np.arange(len(segments[i].tokens)) for i in order]).astype(
-            np.int32
-        ),
-        visible_until=until.astype(np.int32),
-        edge_source=np.array(sources, np.int32),
-        edge_token=np.array(targets, np.int32),
-        behavior_logprobs=np.zeros(len(sources), np.float32),
-        versions=np.zeros(len(sources), np.int32),
-    )
+    tree, nodes = Tree(), list[int | None]([None])
+    for _ in range(num_turns):
+        place = nodes[int(rng.integers(len(nodes)))]
+        context = tree.add_context(place, _draw_tokens(rng, vocab_size, longest))
+        tokens = _draw_tokens(rng, vocab_size, longest)
+        spans = (VersionSpan(start=0, end=len(tokens), version=0),)
+        zeros = np.zeros(len(tokens), np.float32)
+        sample = Sample(tokens=tokens, logprobs=zeros, spans=spans, finish=FinishReason.STOP)
+        nodes.append(tree.add_sampled(context, sample))
+    selection = select_paths(tree, max_paths=num_turns, seed=seed)
+    row = layout_row(tree, selection, rollout=f"0.{seed}", advantage=float(rng.normal()))
+    assert row is not None
+    return decode_rows(encode_rows([row]))[0]
 
 
 def with_behavior(row: TreeRow, logprobs: np.ndarray, *, shift: float = 0.0) -> TreeRow:
@@ -183,20 +158,5 @@ def compute_reference_logprobs(model: Any, rows: list[TreeRow]) -> list[Any]:
     return results
 
 
-def _draw_tokens(rng: np.random.Generator, vocab_size: int, longest: int) -> np.ndarray:
-    return rng.integers(0, vocab_size, int(rng.integers(2, longest + 1)))
-
-
-def _depth_first(segments: list[_Segment]) -> list[int]:
-    order, stack = [], [0]
-    while stack:
-        current = stack.pop()
-        order.append(current)
-        stack += [i for i, segment in enumerate(segments) if segment.parent == current]
-    return order
-
-
-def _subtree_end(segments: list[_Segment], starts: dict[int, int], index: int) -> int:
-    ends = [starts[index] + len(segments[index].tokens)]
-    ends += [_subtree_end(segments, starts, i) for i, segment in enumerate(segments) if segment.parent == index]
-    return max(ends)
+def _draw_tokens(rng: np.random.Generator, vocab_size: int, longest: int) -> Int32:
+    return rng.integers(0, vocab_size, int(rng.integers(2, longest + 1))).astype(np.int32)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tests.fakes.tiny_model import build_tiny_model
 RATES = (1e-3, 3e-3, 2e-3)
 
 
-def train(replica, steps: list[int]) -> dict[str, np.ndarray]:
+def train(replica: Any, steps: list[int]) -> dict[str, np.ndarray]:
     """Supervised steps whose data and learning rate are functions of the step; the weights after them."""
     from gyre.train.supervised import SupervisedRow, nll_micro_step
 
@@ -47,7 +48,7 @@ def load_and_go_on(rank: int, world: Path, model: Path, tp: int, folder: Path) -
 
 
 @pytest.mark.parametrize(("saved_tp", "loaded_tp"), [(1, 1), (2, 2), (2, 1)])
-def test_the_step_after_a_load_is_the_step_after_the_save(tmp_path, saved_tp, loaded_tp):
+def test_the_step_after_a_load_is_the_step_after_the_save(tmp_path: Path, saved_tp: int, loaded_tp: int) -> None:
     model, folder = build_tiny_model(tmp_path / "model").path, tmp_path / "checkpoints" / "step-2"
     saved = run_world(saved_tp, tmp_path, save_and_go_on, model, saved_tp, folder)[0]
     loaded = run_world(loaded_tp, tmp_path, load_and_go_on, model, loaded_tp, folder)[0]
@@ -62,7 +63,7 @@ def save_untrained(rank: int, world: Path, model: Path, folder: Path) -> bool:
     return replica.load_checkpoint(folder) == 0 and bool(np.isfinite(train(replica, [0])["model.norm.weight"]).all())
 
 
-def test_a_checkpoint_before_the_first_step_is_one(tmp_path):
+def test_a_checkpoint_before_the_first_step_is_one(tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path / "model").path
     assert run_world(1, tmp_path, save_untrained, model, tmp_path / "step-0") == [True]
 
@@ -78,7 +79,7 @@ def write_small_checkpoint(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "adam_exp_avg.safetensors", "adam_exp_avg_sq.safetensors"])
-def test_a_changed_or_missing_file_is_refused_by_name(tmp_path, name):
+def test_a_changed_or_missing_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
     from gyre.train.checkpoint import read_checkpoint
 
     folder = write_small_checkpoint(tmp_path / "step-3")
@@ -94,7 +95,7 @@ def test_a_changed_or_missing_file_is_refused_by_name(tmp_path, name):
         read_checkpoint(folder)
 
 
-def test_a_checkpoint_without_its_manifest_or_of_another_format_is_refused(tmp_path):
+def test_a_checkpoint_without_its_manifest_or_of_another_format_is_refused(tmp_path: Path) -> None:
     from gyre.train.checkpoint import read_checkpoint
 
     folder = write_small_checkpoint(tmp_path / "step-3")
@@ -103,20 +104,21 @@ def test_a_checkpoint_without_its_manifest_or_of_another_format_is_refused(tmp_p
     with pytest.raises(StoreError, match="has format 99, this version reads 1"):
         read_checkpoint(folder)
     (folder / "manifest.json").write_text("{")
-    with pytest.raises(StoreError, match="incomplete: manifest.json"):
+    with pytest.raises(StoreError, match=r"incomplete: manifest\.json"):
         read_checkpoint(folder)
     (folder / "manifest.json").unlink()
-    with pytest.raises(StoreError, match="incomplete: manifest.json"):
+    with pytest.raises(StoreError, match=r"incomplete: manifest\.json"):
         read_checkpoint(folder)
 
 
-def test_a_save_that_was_cut_leaves_the_older_checkpoint_whole(tmp_path, monkeypatch):
+def test_a_save_that_was_cut_leaves_the_older_checkpoint_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gyre.train import checkpoint
 
     folder = write_small_checkpoint(tmp_path / "step-3")
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+    with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_describe", _fail)
-        write_small_checkpoint(folder)
+        with pytest.raises(OSError, match="no space"):
+            write_small_checkpoint(folder)
     assert checkpoint.read_checkpoint(folder).step == 3
 
 

@@ -69,7 +69,7 @@ def train_elastically(
     layout = Layout(tp=tp)
     replica = build_replica(model, num_cells, layout, clip_grad=CLIP_GRAD)
     cell, is_leader = rank // tp, rank % tp == 0
-    store = dist.FileStore(str(world / "queue"), num_cells * tp)
+    store = dist.FileStore(str(world / "queue"), num_cells * tp)  # pyright: ignore[reportPrivateImportUsage]
     exposed = world / "weights"
     if cell == 0:
         named = replica.export_hf()
@@ -84,20 +84,25 @@ def train_elastically(
     while (index := _claim(store, is_leader, replica)) < len(micro_steps):
         replica.micro_step(micro_steps[index], _objective())
         claimed.append(index)
-        if cell == 0 and is_leader:
-            store.set(f"core-finished-{len(claimed)}", b"")
-        # The core goes on only when the cell that should have joined has some of the work: each one trains.
-        joining = len(claimed) // 2
-        if cell == 0 and len(claimed) % 2 == 0 and joining < num_cells:
-            store.wait([f"trained-{joining}"])
-        elif cell > 0 and is_leader:
-            store.set(f"trained-{cell}", b"")
+        if is_leader:
+            _keep_everyone_busy(store, cell, num_cells, len(claimed))
     replica.reduce(num_cells)
     everything: list[Any] = [None] * (num_cells * tp)
     dist.all_gather_object(everything, claimed)
     assert all(everything[c * tp] for c in range(num_cells)), f"an idle cell: {everything}"
     assert sorted(i for c in range(num_cells) for i in everything[c * tp]) == list(range(len(micro_steps)))
     return _finish(replica) if cell == 0 else None
+
+
+def _keep_everyone_busy(store: Any, cell: int, num_cells: int, num_done: int) -> None:
+    """Free claims could leave nothing for a late cell: nobody goes on before the cells due by now have trained."""
+    if cell == 0:
+        store.set(f"core-finished-{num_done}", "")
+        joined = min(num_done // 2, num_cells - 1)
+    else:
+        store.set(f"trained-{cell}", "")
+        joined = num_cells - 1
+    store.wait([f"trained-{satellite}" for satellite in range(1, joined + 1)])
 
 
 def _objective() -> Any:
@@ -134,7 +139,7 @@ def _finish(replica: Any) -> Outcome:
 
 
 @pytest.mark.parametrize(("num_cells", "tp"), [(3, 1), (2, 2)])
-def test_cells_that_join_a_step_in_progress_give_the_step_of_one_cell(tmp_path, num_cells, tp):
+def test_cells_that_join_a_step_in_progress_give_the_step_of_one_cell(tmp_path: Path, num_cells: int, tp: int) -> None:
     model = build_tiny_model(tmp_path / "model").path
     (micro_steps,) = run_world(1, tmp_path, make_micro_steps, model)
     alone = run_world(tp, tmp_path, train_alone, model, tp, micro_steps)[0]
@@ -144,7 +149,7 @@ def test_cells_that_join_a_step_in_progress_give_the_step_of_one_cell(tmp_path, 
     assert _find_largest_move(elastic.weights, alone.weights) < 2e-5
 
 
-def test_tensor_parallelism_changes_neither_gradient_nor_norm_nor_clipped_step(tmp_path):
+def test_tensor_parallelism_changes_neither_gradient_nor_norm_nor_clipped_step(tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path / "model").path
     (micro_steps,) = run_world(1, tmp_path, make_micro_steps, model)
     (one,) = run_world(1, tmp_path, train_alone, model, 1, micro_steps)
