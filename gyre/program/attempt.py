@@ -89,19 +89,42 @@ class Attempt:
         self._sandbox: Sandbox | None = None
         self._close_gateway: Closer | None = None
         self._began = time.monotonic()
+        self._is_end_told = self._is_grade_told = False
 
     async def run(self) -> None:
-        """The whole life. Raises nothing but cancellation: failures are told to the front."""
+        """The whole life. Failures of the outside world are told to the front, they do not raise."""
         try:
             packed, agent_exit = await self._agent()
             self._tell_end(agent_exit)
             if packed is None or agent_exit.end is EndReason.START_FAILED:
-                return
-            await self._grade(packed)
+                self._tell_grade(Score(reward=0.0), tries=0, seconds=0.0)  # Nothing to grade: the placeholder.
+            else:
+                await self._grade(packed)
         finally:
             await self._close()
 
+    def tell_failure(self, reason: str) -> None:
+        """What was not told before `run` raised: an end, and a grading that cannot come."""
+        if not self._is_end_told:
+            self._tell_end(AgentExit(end=EndReason.START_FAILED, detail=reason))
+        if not self._is_grade_told:
+            self._tell_grade(Score(reward=0.0), error=reason, tries=0, seconds=0.0)
+
+    def _tell_grade(self, score: Score, *, tries: int, seconds: float, error: str = "") -> None:
+        self._is_grade_told = True
+        self._shop.post(
+            Graded(
+                rollout=self._order.rollout,
+                reward=score.reward,
+                checks=score.checks,
+                error=error,
+                tries=tries,
+                seconds=seconds,
+            )
+        )
+
     def _tell_end(self, agent_exit: AgentExit) -> None:
+        self._is_end_told = True
         self._shop.post(
             AgentEnded(
                 rollout=self._order.rollout,
@@ -181,16 +204,7 @@ class Attempt:
                         break
         except GyreError as failure:
             error = str(failure)
-        self._shop.post(
-            Graded(
-                rollout=self._order.rollout,
-                reward=score.reward,
-                checks=score.checks,
-                error=error,
-                tries=tries,
-                seconds=time.monotonic() - began,
-            )
-        )
+        self._tell_grade(score, error=error, tries=tries, seconds=time.monotonic() - began)
 
     async def _try_grade(self, packed: PackedTask, snapshot: bytes) -> tuple[Score, str]:
         shop = self._shop

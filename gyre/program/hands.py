@@ -29,10 +29,8 @@ from gyre.harness.zygote import MiniSweAgent
 from gyre.program.attempt import Attempt, TaskShelf, Workshop
 from gyre.sandbox.lease import reap_stale
 from gyre.sandbox.sandbox import Sandboxes
-from gyre.types import EndReason
 from gyre.wire.link import AsyncPeer
 from gyre.wire.messages import (
-    AgentEnded,
     HandsUp,
     Heartbeat,
     Message,
@@ -179,7 +177,7 @@ class Hands:
             await attempt.run()
         except Exception as error:
             log.exception("rollout=%s failed", rollout)
-            self.post(AgentEnded(rollout=rollout, end=EndReason.START_FAILED.value, detail=repr(error), seconds=0.0))
+            attempt.tell_failure(repr(error))
 
     async def _ask(self, call: ModelCall) -> ModelAnswer:
         """Send a model call to the front and wait for its answer; the closing of the connection ends the wait."""

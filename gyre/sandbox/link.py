@@ -67,13 +67,20 @@ class KeeperLink:
             raise DeadlineError(f"{op} in a sandbox", seconds=wait_s, missing="keeper") from error
         except asyncio.CancelledError:
             if op == "run":
-                await self._send(json.dumps({"id": 0, "op": "kill", "box": box, "target": request_id}).encode(), ())
+                self.order("kill", box, target=request_id)
             raise
         finally:
             self._waiting.pop(request_id, None)
         if "error" in reply:
             raise SandboxError(f"sandbox {box}: {op}: {reply['error']}")
         return reply, received
+
+    def order(self, op: str, box: str, **fields: Any) -> None:
+        """Send a request whose reply nobody waits for, and whose failure nobody can mend."""
+        try:
+            self._sock.sendmsg([json.dumps({"id": 0, "op": op, "box": box, **fields}).encode()])
+        except OSError as error:
+            log.warning("keeper order=%s box=%s error=%s", op, box, error)
 
     async def _send(self, packet: bytes, fds: tuple[int, ...]) -> None:
         assert len(packet) < PACKET, len(packet)
@@ -92,7 +99,7 @@ class KeeperLink:
             try:
                 data, fds, _, _ = socket.recv_fds(self._sock, PACKET, 4)
             except BlockingIOError:
-                return
+                return None
             except OSError:
                 data, fds = b"", []
             if not data:

@@ -6,6 +6,7 @@ planted link could lead out. A sandbox belongs to one task at a time; `close` ma
 """
 
 import itertools
+import logging
 import os
 import shutil
 import socket
@@ -18,6 +19,8 @@ from gyre.errors import DeadlineError, SandboxError
 from gyre.sandbox.lease import Lease, Process, drop_lease, run_root, start_of, this_process, write_etc, write_lease
 from gyre.sandbox.link import KeeperLink
 from gyre.sandbox.spec import AGENT, ROOT, ExecResult, SandboxSpec, abilities, base_env, bwrap_argv
+
+log = logging.getLogger(__name__)
 
 FIRST_UID = 700_000
 NUM_UIDS = 100_000
@@ -60,6 +63,7 @@ class Sandboxes:
                 "start", name, wait_s=spec.ready_s + KEEPER_S, argv=argv, ready_s=spec.ready_s
             )
         except BaseException:
+            self.keeper.order("stop", name)
             drop_lease(folder)
             raise
         inside = Process(pid=reply["pid"], start=start_of(reply["pid"]))
@@ -202,6 +206,8 @@ class Sandbox:
             return
         try:
             await self._ask("stop", wait_s=deadline_s)
+        except SandboxError as error:
+            log.info("sandbox=%s close=%s", self.name, error)  # Its keeper is gone, and it with it.
         finally:
             self.abandon()
 
