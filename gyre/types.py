@@ -134,3 +134,24 @@ class MicroStep:
     step: int
     index: int
     rows: tuple[TreeRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """What one rank knows of itself before anything is placed.
+
+    `device` is "cpu" or "cuda", with or without an index ("cuda:3"); `memory_bytes` is the device's, on a CPU the
+    host's; `versions` are those of the packages that all ranks must share.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    device: str
+    memory_bytes: int
+    versions: dict[str, str]
+
+    @property
+    def device_kind(self) -> str:
+        """The device without its index."""
+        return self.device.partition(":")[0]

@@ -3,28 +3,12 @@
 import importlib.metadata
 import os
 import socket
-from dataclasses import dataclass
 
 import torch
 
+from gyre.types import RankFacts
+
 COMPARED_VERSIONS = ("torch", "sglang", "megatron-core", "transformers")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFacts:
-    """One rank's facts. `device` is "cpu" or "cuda:I"; `memory_bytes` is the device's, on a CPU the host's."""
-
-    rank: int
-    local_rank: int
-    host: str
-    device: str
-    memory_bytes: int
-    versions: dict[str, str]
-
-    @property
-    def device_kind(self) -> str:
-        """The device without its index."""
-        return self.device.partition(":")[0]
 
 
 def collect_facts(*, rank: int, local_rank: int, on_cpu: bool) -> RankFacts:

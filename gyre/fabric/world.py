@@ -17,9 +17,10 @@ from torch.distributed.rendezvous import rendezvous
 from gyre.config.schema import Settings
 from gyre.errors import DeadlineError, GyreError, PlacementError
 from gyre.fabric.device import runs_on_cpu
-from gyre.fabric.facts import RankFacts, collect_facts
+from gyre.fabric.facts import collect_facts
 from gyre.fabric.groups import Groups, Placement
 from gyre.fabric.roll_call import await_marks, leave_mark
+from gyre.types import RankFacts
 
 log = logging.getLogger(__name__)
 

@@ -13,26 +13,9 @@ from dataclasses import asdict, dataclass
 from gyre.config.choices import DeviceChoice, Dtype
 from gyre.config.schema import Settings
 from gyre.errors import PlacementError
-from gyre.types import Layout, Role
+from gyre.types import Layout, RankFacts, Role
 
 MIB = 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFacts:
-    """What one rank knows of itself. `device` is "cpu" or "cuda", with or without an index ("cuda:3")."""
-
-    rank: int
-    local_rank: int
-    host: str
-    device: str
-    memory_bytes: int
-    versions: dict[str, str]
-
-    @property
-    def device_kind(self) -> str:
-        """The device without its index."""
-        return self.device.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

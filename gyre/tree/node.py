@@ -6,20 +6,11 @@ children: those belong to the tree.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
+from gyre.config.choices import PathRole
 from gyre.types import Float32, Int32
-
-
-class PathRole(StrEnum):
-    """Who speaks on the path that ends in a node. It decides the order in which paths are chosen."""
-
-    MAIN = "main"
-    SUB_AGENT = "sub_agent"
-    MAIN_SUMMARY = "main_summary"
-    SUB_AGENT_SUMMARY = "sub_agent_summary"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -302,8 +302,8 @@ class ModelAnswer(Message, frozen=True):
 Any = Union[  # noqa: UP007 - msgspec wants the union spelled for its decoder
     RankUp, EngineStarted, EngineServing, EngineReleased, Generated, StepJoined, Claim, MicroStepFinished, StepApplied,
     WeightsExposed, StopRequested, RankFailed, Heartbeat, Generate, AbortGenerate, AgreeRoles, TakeWeights,
-    MicroStepWork, ClaimLater, StepClosed, Stop, HandsUp, AgentStarted, AgentEnded, Graded, ModelCall, ModelCallGone, StartAgent,
-    StopAgent, ModelAnswer,
+    MicroStepWork, ClaimLater, StepClosed, Stop, HandsUp, AgentStarted, AgentEnded, Graded, ModelCall,
+    ModelCallGone, StartAgent, StopAgent, ModelAnswer,
 ]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -12,8 +12,8 @@ from gyre.config.choices import Dtype
 from gyre.config.load import load_settings
 from gyre.config.schema import Settings
 from gyre.errors import PlacementError
-from gyre.schedule.placement import RankFacts, describe_placement, memory_estimate, place
-from gyre.types import Role
+from gyre.schedule.placement import describe_placement, memory_estimate, place
+from gyre.types import RankFacts, Role
 
 QUICKSTART = load_settings(Path(__file__).parents[2] / "configs" / "quickstart.toml")
 
