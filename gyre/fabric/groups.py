@@ -26,14 +26,18 @@ class CellPlace(Protocol):
     """What is needed of a placed cell: its ranks in order, the leader first."""
 
     @property
-    def ranks(self) -> Sequence[int]: ...
+    def ranks(self) -> Sequence[int]:
+        """Global ranks of the cell."""
+        ...
 
 
 class Placement(Protocol):
     """What is needed of a placement: cells of equal width that are blocks of the ranks, in order."""
 
     @property
-    def cells(self) -> Sequence[CellPlace]: ...
+    def cells(self) -> Sequence[CellPlace]:
+        """All cells, the core first."""
+        ...
 
     def digest(self) -> str:
         """Equal on two ranks if and only if their placements are."""
@@ -113,9 +117,7 @@ class Groups:
         theirs = [torch.empty(1, dtype=torch.int64) for _ in self._leaders]
         dist.all_gather(theirs, mine, group=self._control)
         wanted = int(_digest(vector))
-        others = [
-            leader for leader, digest in zip(self._leaders, theirs, strict=True) if int(digest) != wanted
-        ]
+        others = [leader for leader, digest in zip(self._leaders, theirs, strict=True) if int(digest) != wanted]
         if others:
             raise RunError(f"role epoch {epoch}: ranks {others} were given another order than rank {self._leaders[0]}")
         # Whoever is here has passed the epoch before, so its marks are no longer read.

@@ -33,7 +33,9 @@ def await_marks(
         except dist.DistStoreError:
             left = timeout_s - (time.monotonic() - began)
             if left > 0:
-                log.warning("waiting for=%s seconds=%.0f missing_ranks=%s", name, timeout_s - left, missing(store, name, ranks))
+                log.warning(
+                    "waiting for=%s seconds=%.0f missing_ranks=%s", name, timeout_s - left, missing(store, name, ranks)
+                )
     raise DeadlineError(name, seconds=timeout_s, missing=f"ranks {missing(store, name, ranks)}")
 
 

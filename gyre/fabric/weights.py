@@ -81,9 +81,7 @@ class WeightShelf:
             data = _bytes_of(tensor)
             dtype = str(tensor.dtype).removeprefix("torch.")
             start = end + padding
-            entries.append(
-                _Entry(name=name, dtype=dtype, shape=tuple(tensor.shape), offset=start, nbytes=data.nbytes)
-            )
+            entries.append(_Entry(name=name, dtype=dtype, shape=tuple(tensor.shape), offset=start, nbytes=data.nbytes))
             buffers.append(data)
             end = start + data.nbytes
         # Released first, so that no more than two versions ever lie in memory.

@@ -117,14 +117,15 @@ class Engine:
         assert self._folder is not None
         try:
             self._sglang = launch.launch(arguments, self._processes, self._folder, on_cpu=self._on_cpu)
-            self._loop = self._sglang.loop
+            loop: asyncio.AbstractEventLoop = self._sglang.loop
             for process in self._processes:
-                self._loop.add_reader(process.sentinel, self._process_died, process)
-        except BaseException as error:  # The caller of start() must hear it, even a SystemExit of SGLang's.
+                loop.add_reader(process.sentinel, self._process_died, process)
+        except BaseException as error:  # noqa: BLE001 - start() must hear it, even a SystemExit of SGLang's
             ready.set_exception(error if isinstance(error, Exception) else EngineError(repr(error)))
             return
+        self._loop = loop
         ready.set_result(None)
-        self._loop.run_forever()
+        loop.run_forever()
 
     def _process_died(self, process: BaseProcess) -> None:
         assert self._loop is not None
@@ -247,7 +248,7 @@ class Engine:
             outcome = self._failure or EngineError("the engine is shut down")
         except EngineError as error:
             outcome = error
-        except Exception as error:  # SGLang raises ValueError and HTTPException for what it refuses.
+        except Exception as error:  # noqa: BLE001 - SGLang raises ValueError and HTTPException for what it refuses
             outcome = EngineError(f"call {request.call} failed: {type(error).__name__}: {error}")
         del self._calls[request.call]
         self._answer(request.call, outcome, on_done)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gyre.config.choices import Dtype
 from gyre.config.schema import Settings
@@ -131,7 +131,7 @@ def _owning_engine(processes: list[BaseProcess]) -> type["sglang.Engine"]:
     from gyre.serve.patches import run_scheduler
 
     class OwningEngine(Engine):
-        """Records its processes; its exit hook kills nothing (the blanket kill would take the rank's other children)."""
+        """Records its processes; its exit hook kills nothing: a blanket kill would take the rank's other children."""
 
         run_scheduler_process_func = staticmethod(run_scheduler)
 
@@ -149,7 +149,8 @@ def _owning_engine(processes: list[BaseProcess]) -> type["sglang.Engine"]:
 
         def shutdown(self) -> None:
             """Close SGLang's sockets here; the processes are ended by their owner. May be repeated."""
-            if self.send_to_rpc is not None:
+            # Absent when the start failed: SGLang registers this hook before it makes the socket.
+            if getattr(self, "send_to_rpc", None) is not None:
                 self.send_to_rpc.context.destroy(linger=0)
                 self.tokenizer_manager.recv_from_detokenizer.context.destroy(linger=0)
                 self.send_to_rpc = None
@@ -165,7 +166,7 @@ class QuitSignal:
     """
 
     def __init__(self) -> None:
-        self._previous: object = None
+        self._previous: Any = None
 
     def catch(self) -> None:
         """Log SIGQUIT instead of dying of it."""

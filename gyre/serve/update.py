@@ -72,7 +72,10 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def require_whole(tensors: list[tuple[str, Tensor]], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise EngineError unless these are all the model's tensors: SGLang dies of a wrong shape and skips a wrong name."""
+    """Raise EngineError unless these are all the model's tensors.
+
+    SGLang's scheduler dies of a wrong shape, and it skips a name that it does not know.
+    """
     given = {name: tuple(tensor.shape) for name, tensor in tensors if name in shapes or name != TIED_NAME}
     absent = sorted(shapes.keys() - given.keys())
     unknown = sorted(given.keys() - shapes.keys())

@@ -81,9 +81,7 @@ def test_leaders_agree_the_epochs_and_name_who_has_another_order_or_does_not_com
     assert 1.0 <= seen[0]["waited"] < 5.0
 
 
-def test_a_rank_that_does_not_start_is_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rank_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for name, value in rank_environment(0, 3, store.port, local_size=3).items():
         monkeypatch.setenv(name, value)

@@ -56,4 +56,4 @@ for _name in _SUBMODULES:
     _parent, _, _child = _module.__name__.rpartition(".")
     setattr(sys.modules[_parent], _child, _module)
 for _name in ("transforms", "transforms.functional"):
-    setattr(sys.modules[f"torchvision.{_name}"], "InterpolationMode", InterpolationMode)
+    sys.modules[f"torchvision.{_name}"].InterpolationMode = InterpolationMode
