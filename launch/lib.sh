@@ -38,7 +38,7 @@ tell_failure() {
 step() {
     STEP=$1
     shift
-    local began=$SECONDS job code=0
+    local began=$SECONDS next=$((SECONDS + 15)) job code=0
     printf '\n== %s: %s\n' "$STEP" "$*" >>"$STEP_LOG"
     "$@" >>"$STEP_LOG" 2>&1 9>&- &
     job=$!
@@ -47,9 +47,9 @@ step() {
     trap "kill $job 2>/dev/null; exit 130" INT TERM
     while kill -0 "$job" 2>/dev/null; do
         sleep 0.2
-        if (((SECONDS - began) % 15 == 14)); then
-            say "  $STEP ... $((SECONDS - began + 1)) s"
-            sleep 1
+        if ((SECONDS >= next)); then
+            say "  $STEP ... $((SECONDS - began)) s"
+            next=$((SECONDS + 15))
         fi
     done
     wait "$job" || code=$?
@@ -149,10 +149,9 @@ build_main() {
 }
 
 build_harness() {
-    local venv=$1 pins=$2 python=$3 name
-    for name in deps held; do section "$name" "$CHECKOUT/requirements-harness.txt" >"$pins/harness-$name"; done
+    local venv=$1 python=$2
     step "harness environment" "$python" -m venv "$venv"
-    step "harness" "$venv/bin/python" -m pip install -c "$pins/harness-held" -r "$pins/harness-deps"
+    step "harness" "$venv/bin/python" -m pip install -r "$CHECKOUT/requirements-harness.txt"
 }
 
 build_environment() {
@@ -165,7 +164,7 @@ build_environment() {
     STEP="check of the disk"
     check_space
     build_main "$ENVIRONMENT/main" "$ENVIRONMENT/pins" "$python"
-    build_harness "$ENVIRONMENT/harness" "$ENVIRONMENT/pins" "$python"
+    build_harness "$ENVIRONMENT/harness" "$python"
     date -u +%FT%TZ >"$ENVIRONMENT/.complete"
     say "environment ready after $SECONDS s"
 }

@@ -87,6 +87,8 @@ def faults_of(summary: Summary) -> list[str]:
         "moved_live_requests >= 2": summary["moved_live_requests"] >= 2,
         "min(micro_steps_per_cell) > 0": min(summary["micro_steps_per_cell"]) > 0,
         "max_logprob_gap < 1e-4": summary["max_logprob_gap"] < 1e-4,
+        "eval_before >= 0": summary["eval_before"] >= 0.0,
+        "eval_after >= 0": summary["eval_after"] >= 0.0,
         "len(reward_per_step) == steps": len(summary["reward_per_step"]) == summary["steps"],
     }
     return _broken(rules, summary)
