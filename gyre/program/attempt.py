@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gyre.config.schema import Settings
@@ -153,10 +153,7 @@ class Attempt:
 
     async def _prepare(self, packed: PackedTask) -> Sandbox:
         shop = self._shop
-        spec = spec_for(packed.task, shop.base_spec)
-        spec = SandboxSpec(
-            workdir=spec.workdir, limits=spec.limits, env=spec.env, ready_s=spec.ready_s, read_only=shop.harness.read_only
-        )
+        spec = replace(spec_for(packed.task, shop.base_spec), read_only=shop.harness.read_only)
         sandbox = self._sandbox = await shop.sandboxes.start(spec)
         await prepare(packed.task, sandbox, environment=packed.environment)
         listener = await sandbox.listen(shop.settings.sandbox.gateway_port)
@@ -198,10 +195,9 @@ class Attempt:
             snapshot = await self._sandbox.pull(packed.task.workdir, max_bytes=max_bytes)
             await self._sandbox.close()
             async with self._shop.gradings:
-                for tries in range(1, self._shop.settings.rollout.grading_retries + 2):
+                while not tries or (error and tries <= self._shop.settings.rollout.grading_retries):
+                    tries += 1
                     score, error = await self._try_grade(packed, snapshot)
-                    if not error:
-                        break
         except GyreError as failure:
             error = str(failure)
         self._tell_grade(score, error=error, tries=tries, seconds=time.monotonic() - began)

@@ -65,6 +65,7 @@ class Hooks:
     switched: Callable[[Switch], None]
     finished: Callable[[], None]
     aborted: Callable[[str], None]
+    clock: Callable[[], float]
 
 
 class Conductor:
@@ -85,7 +86,10 @@ class Conductor:
         self._taking: set[int] = set()
         self._since: dict[int, float] = {}
         self._deadlines: dict[str, tuple[float, float]] = {}
-        self._now = 0.0
+
+    @property
+    def _now(self) -> float:
+        return self._hooks.clock()
 
     @property
     def version(self) -> int:
@@ -98,7 +102,6 @@ class Conductor:
 
     def pump(self, now: float) -> None:
         """Handle all queued events and those their commands cause at once."""
-        self._now = now
         while self._events:
             event = self._events.popleft()
             commands = self.scheduler.handle(event, now)

@@ -150,6 +150,7 @@ class Front:
                 switched=self._switched,
                 finished=self._all_trained,
                 aborted=self.end,
+                clock=self._now,
             ),
         )
 

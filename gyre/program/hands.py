@@ -207,11 +207,12 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--front", required=True)
     parser.add_argument("--config", required=True, type=Path)
+    parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--node", required=True, type=int)
     parser.add_argument("--run", required=True)
     parser.add_argument("--folder", type=Path, default=None)
     args = parser.parse_args()
-    settings = load_settings(args.config)
+    settings = load_settings(args.config, overrides=args.set)
     logging.basicConfig(
         level=settings.watch.log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
