@@ -5,10 +5,15 @@ little-endian int32 bytes, log-probs float32 bytes. The scheduler's events and c
 name and fields, so that a journal can be replayed without this package knowing the scheduler.
 """
 
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
-from typing import Union
+from typing import TypeVar, Union
 
 import msgspec
+
+from gyre.errors import StoreError
+
+T = TypeVar("T")
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -16,7 +21,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class RunBegan(Record, frozen=True):
-    """A front took the run over; `resumed_version` > 0 if it went on from a checkpoint."""
+    """A front took the run over; `resumed_version` > 0 if it went on from a checkpoint.
+
+    Step s trains groups [s * groups_per_batch, (s + 1) * groups_per_batch); 0 means not told.
+    """
 
     name: str
     seed: int
@@ -26,6 +34,7 @@ class RunBegan(Record, frozen=True):
     started_at: float
     resumed_version: int
     config_sha256: str
+    groups_per_batch: int = 0
 
 
 class RunEnded(Record, frozen=True):
@@ -206,14 +215,23 @@ def decode(data: bytes) -> Record:
 
 def schedule_event(now: float, event: object) -> ScheduleEvent:
     """The journal's record of a scheduler event (a dataclass)."""
-    return ScheduleEvent(now=now, kind=type(event).__name__, values=_values(event))
+    return ScheduleEvent(now=now, kind=type(event).__name__, values=to_fields(event))
 
 
 def schedule_command(now: float, command: object) -> ScheduleCommand:
     """The journal's record of a scheduler command (a dataclass)."""
-    return ScheduleCommand(now=now, kind=type(command).__name__, values=_values(command))
+    return ScheduleCommand(now=now, kind=type(command).__name__, values=to_fields(command))
 
 
-def _values(one: object) -> dict[str, object]:
+def to_fields(one: object) -> dict[str, object]:
+    """The fields of a dataclass by name, not copied."""
     assert is_dataclass(one), one
     return {field.name: getattr(one, field.name) for field in fields(one)}
+
+
+def from_fields(kind: str, values: dict[str, object], choices: Iterable[type[T]]) -> T:
+    """The dataclass of `choices` that is called `kind`, with these fields. Raises StoreError if there is none."""
+    for choice in choices:
+        if choice.__name__ == kind:
+            return msgspec.convert(values, choice)
+    raise StoreError(f"the journal holds a {kind}, which this version of gyre does not know")

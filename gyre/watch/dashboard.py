@@ -214,7 +214,7 @@ def _rollouts(snapshot: RunSnapshot) -> Text:
     text = Text(f"d {schedule.dispatched}  p {schedule.started}  f {schedule.terminated}")
     text.append("  " + ", ".join(f"{number} {state}" for state, number in states.items() if number))
     if schedule.waiting:
-        text.append(f", {schedule.waiting} without a cell", style="yellow")
+        text.append(f", {schedule.waiting} waiting", style="yellow")
     if snapshot.longest_running_s:
         text.append(f"  longest {duration(snapshot.longest_running_s)}", style="dim")
     return text
@@ -253,10 +253,10 @@ def _reward(snapshot: RunSnapshot, room: int) -> Text:
 def _sampling(snapshot: RunSnapshot) -> Text:
     text = Text.assemble(
         (f"{snapshot.tokens_per_s:.0f}", "bold"), f" tokens/s, {count(snapshot.tokens_sampled)} in all;"
-        f" {snapshot.moved_live_requests} live requests moved",
+        f" {snapshot.moved_live_requests} moved live",
     )  # fmt: skip
     if snapshot.waiting_turns:
-        text.append(f", waiting turns: {snapshot.waiting_turns}", style="yellow")
+        text.append(f", {snapshot.waiting_turns} waiting", style="yellow")
     if snapshot.harness_errors:
         text.append(f", {snapshot.harness_errors} harness errors", style="bold red")
     return text
