@@ -4,6 +4,7 @@ A world function runs on every rank as `function(rank, folder, *arguments)`; wha
 Functions must be importable (top level of a test module), and what they return must pickle.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -22,7 +23,9 @@ from gyre.tree.sample import layout_row, select_paths
 from gyre.tree.tree import Tree
 from gyre.types import FinishReason, Int32, Layout, Sample, TreeRow, VersionSpan
 
-WORLD_DEADLINE_S = 120.0
+# A world takes seconds on an idle machine; the deadlines leave room for a crowded one.
+WORLD_DEADLINE_S = 200.0
+COLLECTIVE_DEADLINE_S = 150.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 CLIP_LOW, CLIP_HIGH = 0.1, 0.1
 
@@ -63,13 +66,16 @@ def _run_rank(rank: int, num_ranks: int, world: Path, function: Callable[..., An
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    stacks = (world / f"error-stacks-{rank}").open("w")
+    # Where each rank stood, should one of them hang until gloo gives up.
+    faulthandler.dump_traceback_later(COLLECTIVE_DEADLINE_S - 10.0, file=stacks)
     try:
         dist.init_process_group(
             "gloo",
             init_method=f"file://{world}/rendezvous",
             rank=rank,
             world_size=num_ranks,
-            timeout=timedelta(seconds=60),
+            timeout=timedelta(seconds=COLLECTIVE_DEADLINE_S),
         )
         result = function(rank, world, *arguments)
         (world / f"result-{rank}").write_bytes(pickle.dumps(result))

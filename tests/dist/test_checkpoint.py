@@ -12,6 +12,8 @@ from gyre.types import Layout
 from tests.dist.replica_world import build_replica, run_world, to_numpy
 from tests.fakes.tiny_model import build_tiny_model
 
+pytestmark = pytest.mark.timeout(400)
+
 RATES = (1e-3, 3e-3, 2e-3)
 
 

@@ -25,6 +25,8 @@ from tests.dist.replica_world import (
 )
 from tests.fakes.tiny_model import build_tiny_model
 
+pytestmark = pytest.mark.timeout(400)
+
 VOCAB_SIZE = 256
 NUM_MICRO_STEPS = 14
 ROWS_PER_MICRO_STEP = 2

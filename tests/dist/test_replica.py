@@ -19,6 +19,8 @@ from tests.dist.replica_world import (
     with_behavior,
 )
 
+pytestmark = pytest.mark.timeout(400)
+
 
 def write_model(folder: Path, kind: str, *, tied: bool) -> Path:
     """A random model of the family, with norms and biases that are not constant."""
@@ -39,7 +41,7 @@ def write_model(folder: Path, kind: str, *, tied: bool) -> Path:
         model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes))
     else:
         model = transformers.Qwen3ForCausalLM(
-            transformers.Qwen3Config(head_dim=16, rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **sizes)
+            transformers.Qwen3Config(head_dim=16, rope_parameters={"rope_theta": 1e6}, **sizes)
         )
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
