@@ -46,7 +46,7 @@ def harness_python() -> Path:
     named = os.environ.get(PYTHON_VARIABLE)
     path = Path(named) if named else Path(sys.prefix).parent / "harness" / "bin" / "python"
     if not path.exists():
-        raise SandboxError(f"{path}: no such interpreter; set {PYTHON_VARIABLE} to the python of requirements-harness.txt")
+        raise SandboxError(f"{path}: no such interpreter; {PYTHON_VARIABLE} names that of requirements-harness.txt")
     return path
 
 
@@ -70,8 +70,9 @@ class MiniSweAgent:
         rootless = "1" if os.geteuid() != 0 else "0"
         enter = HERE.parent / "sandbox" / "enter.py"
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp"} | OWN_ENV
+        program = [str(self._python), str(HERE / "mini_parent.py")]
         self._process = subprocess.Popen(
-            [str(self._python), str(HERE / "mini_parent.py"), str(theirs.fileno()), str(enter), str(self._config), rootless],
+            [*program, str(theirs.fileno()), str(enter), str(self._config), rootless],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -24,6 +24,8 @@ from gyre.sandbox import enter
 
 PACKET = 1 << 17
 END_WAIT_S = 5.0
+OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
+"""What this process (or Python) ignores or handles; children get the defaults back."""
 
 
 class Box:
@@ -142,7 +144,7 @@ class Keeper:
         try:
             enter.die_with_parent()
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGHUP):
+            for number in OWN_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
             for fd, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
@@ -189,7 +191,8 @@ class Keeper:
 
     def _enter(self, request: dict[str, Any], box: Box) -> None:
         if box.pidfd < 0:
-            return self._reply(request["id"], error="the sandbox is not ready")
+            self._reply(request["id"], error="the sandbox is not ready")
+            return
         pid = enter.fork_inside(box.pidfd, self._pid_ns, rootless=self._rootless)
         if pid == 0:
             self._inside(request)
@@ -201,7 +204,7 @@ class Keeper:
     def _inside(self, request: dict[str, Any]) -> NoReturn:
         """The child: one job, then the end. A native job replies for itself."""
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGHUP):
+        for number in OWN_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         try:
             match request["op"]:

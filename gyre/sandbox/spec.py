@@ -19,7 +19,7 @@ SMALL_MB = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """`memory_mb` and `cpu_s` bind each process, `processes` the whole sandbox's user, `disk_mb` each tmpfs and file."""
+    """`memory_mb` and `cpu_s` bind each process, `processes` the sandbox's user, `disk_mb` each tmpfs and file."""
 
     memory_mb: int = 512
     processes: int = 64
@@ -65,7 +65,8 @@ def base_env(spec: SandboxSpec) -> dict[str, str]:
 
 def bwrap_argv(bwrap: str, spec: SandboxSpec, *, etc: Path, uid: int, rootless: bool) -> list[str]:
     """The command line; `etc` is a host folder with passwd, group and hosts. --info-fd is added by the keeper."""
-    argv = [bwrap, "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--die-with-parent", "--as-pid-1"]
+    argv = [bwrap, "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net"]
+    argv += ["--die-with-parent", "--as-pid-1"]
     argv += ["--unshare-user", "--uid", str(uid), "--gid", str(uid)] if rootless else []
     argv += ["--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv", "--setenv", "PATH", PATH]
     argv += ["--ro-bind", "/usr", "/usr"]
@@ -86,7 +87,8 @@ def bwrap_argv(bwrap: str, spec: SandboxSpec, *, etc: Path, uid: int, rootless: 
         argv += ["--ro-bind", str(path), str(path)]
     argv += ["--proc", "/proc", "--dev", "/dev"]
     disk = str(spec.limits.disk_mb << 20)
-    argv += ["--size", disk, "--perms", "1777", "--tmpfs", "/tmp", "--size", disk, "--perms", "0777", "--tmpfs", spec.workdir]
+    argv += ["--size", disk, "--perms", "1777", "--tmpfs", "/tmp"]
+    argv += ["--size", disk, "--perms", "0755", "--tmpfs", spec.workdir]
     for name in ("/tests", "/solution", "/logs"):
         argv += ["--size", disk if name != "/logs" else str(SMALL_MB << 20), "--perms", "0755", "--tmpfs", name]
     for name in LOGS:

@@ -85,7 +85,7 @@ async def grade(
         words = (done.stdout + done.stderr)[-500:].decode(errors="replace").strip()
         # Harbor's order: the JSON form first.
         as_json = await sandbox.read("/logs/verifier/reward.json", max_bytes=REWARD_BYTES)
-        as_text = None if as_json is not None else await sandbox.read("/logs/verifier/reward.txt", max_bytes=REWARD_BYTES)
+        as_text = await sandbox.read("/logs/verifier/reward.txt", max_bytes=REWARD_BYTES) if as_json is None else None
     except (SandboxError, DeadlineError) as error:
         raise EvaluationError(f"{task.name}: {error}") from error
     finally:
