@@ -8,10 +8,11 @@ It does not queue, route or retry, and it does not know what a rollout is. CUDA 
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from multiprocessing.process import BaseProcess
@@ -25,24 +26,15 @@ from gyre.errors import DeadlineError, EngineError
 from gyre.fabric.device import free_device_bytes, runs_on_cpu
 from gyre.fabric.weights import fingerprint_of
 from gyre.serve import launch, update
+from gyre.serve.calls import Calls, OnDone, answer
 from gyre.serve.process import end_processes
 from gyre.serve.remains import EngineFolder
-from gyre.serve.request import GenerateRequest, empty_sample, refuse_unsound, sampling_params, to_sample
-from gyre.types import FinishReason, Sample
+from gyre.serve.request import GenerateRequest
+from gyre.types import Sample
 
 log = logging.getLogger(__name__)
 
-OnDone = Callable[[str, Sample | EngineError], None]
 POLL_S = 0.05
-
-
-class _Call:
-    """A call in flight: whether its abort was asked for."""
-
-    __slots__ = ("aborted",)
-
-    def __init__(self) -> None:
-        self.aborted = False
 
 
 class Engine:
@@ -55,7 +47,7 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._processes: list[BaseProcess] = []
-        self._calls: dict[str, _Call] = {}
+        self._calls: Calls | None = None
         self._failure: EngineError | None = None
         self._is_closed, self._is_released = False, False
         self._version: int | None = None
@@ -78,7 +70,7 @@ class Engine:
     @property
     def in_flight(self) -> int:
         """Calls that are submitted and not answered."""
-        return len(self._calls)
+        return len(self._calls) if self._calls is not None else 0
 
     @property
     def process_ids(self) -> list[int]:
@@ -108,7 +100,7 @@ class Engine:
             self._fail(EngineError("the engine did not start in time"))
             self.kill()
             raise DeadlineError("start of the engine", seconds=deadline - began) from error
-        except Exception as error:  # Whatever SGLang raises while starting.
+        except Exception as error:  # Whatever SGLang raises while starting, it is raised again as ours.
             self.kill()
             raise EngineError(f"the engine did not start: {type(error).__name__}: {error}") from error
 
@@ -118,6 +110,7 @@ class Engine:
         try:
             self._sglang = launch.launch(arguments, self._processes, self._folder, on_cpu=self._on_cpu)
             loop: asyncio.AbstractEventLoop = self._sglang.loop
+            self._calls = Calls(self._sglang, timeout_s=self._settings.engine.request_timeout_s)
             for process in self._processes:
                 loop.add_reader(process.sentinel, self._process_died, process)
         except BaseException as error:  # noqa: BLE001 - start() must hear it, even a SystemExit of SGLang's
@@ -126,6 +119,10 @@ class Engine:
         self._loop = loop
         ready.set_result(None)
         loop.run_forever()
+        # What was handed over while the loop stopped is answered in one more turn.
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        loop.close()
 
     def _process_died(self, process: BaseProcess) -> None:
         assert self._loop is not None
@@ -133,10 +130,10 @@ class Engine:
         if self._is_closed:
             return
         process.join(1.0)
-        self._fail(EngineError(f"engine process {process.name} pid={process.pid} died, exit code {process.exitcode}"))
-        for task in asyncio.all_tasks(self._loop):
-            if task.get_name().startswith("call "):
-                task.cancel()
+        error = EngineError(f"engine process {process.name} pid={process.pid} died, exit code {process.exitcode}")
+        self._fail(error)
+        if self._calls is not None:
+            self._calls.fail(error)
 
     def _fail(self, error: EngineError) -> None:
         if self._failure is None:
@@ -180,9 +177,8 @@ class Engine:
             self._failure = EngineError("the engine is shut down")
 
     async def _close(self) -> None:
-        calls = [task for task in asyncio.all_tasks() if task.get_name().startswith("call ")]
-        for task in calls:
-            task.cancel()
+        assert self._calls is not None
+        calls = self._calls.fail(self._failure or EngineError("the engine is shut down"))
         await asyncio.gather(*calls, return_exceptions=True)
         self._sglang.shutdown()
         own = asyncio.current_task()
@@ -202,97 +198,35 @@ class Engine:
     def submit(self, request: GenerateRequest, on_done: OnDone) -> None:
         """Start sampling; never blocks. `on_done(call, outcome)` runs once, on the engine's thread.
 
-        The outcome is a Sample (`finish` ABORT after `abort`, with what was sampled so far) or an EngineError:
-        an unsound request, another version than the engine holds, a dead engine, a deadline.
+        (If the engine does not run, on the caller's, at once.) The outcome is a Sample (`finish` ABORT after
+        `abort`, with what was sampled so far) or an EngineError: an unsound request, another version than the
+        engine holds, a dead engine, a deadline.
         """
-        if self._loop is None or self._loop.is_closed():
-            on_done(request.call, self._failure or EngineError("the engine is not started"))
-            return
         try:
+            if self._loop is None:
+                raise EngineError("the engine is not started")
             self._loop.call_soon_threadsafe(self._begin, request, on_done)
-        except RuntimeError:
-            on_done(request.call, self._failure or EngineError("the engine is shut down"))
+        except EngineError as error:
+            answer(request.call, error, on_done)
+        except RuntimeError:  # The loop is closed.
+            answer(request.call, self._failure or EngineError("the engine is shut down"), on_done)
 
     def abort(self, call: str) -> None:
         """Cut a call; what it has so far comes through its `on_done`. A call that is not in flight is no error."""
-        if self._loop is not None and not self._is_closed:
-            self._loop.call_soon_threadsafe(self._begin_abort, call)
+        if self._loop is None or self._is_closed or self._calls is None:
+            return
+        with contextlib.suppress(RuntimeError):  # The loop is closed: everything is answered.
+            self._loop.call_soon_threadsafe(self._calls.abort, call)
 
     def _begin(self, request: GenerateRequest, on_done: OnDone) -> None:
-        assert self._loop is not None
-        try:
-            self._refuse(request)
-        except EngineError as error:
-            self._answer(request.call, error, on_done)
+        """On the loop, where versions cannot change between this look and the call's registration."""
+        assert self._calls is not None
+        if self._failure is None and request.version != self._version:
+            held = "none" if self._version is None else self._version
+            text = f"call {request.call} wants version {request.version}, engine holds {held}"
+            answer(request.call, EngineError(text), on_done)
             return
-        self._calls[request.call] = _Call()
-        self._loop.create_task(self._serve(request, on_done), name=f"call {request.call}")
-
-    def _refuse(self, request: GenerateRequest) -> None:
-        self.check()
-        refuse_unsound(request)
-        if request.call in self._calls:
-            raise EngineError(f"call {request.call} is in flight already")
-        if request.version != self._version or self._is_released:
-            raise EngineError(f"call {request.call} wants version {request.version}, engine holds {self._version}")
-
-    async def _serve(self, request: GenerateRequest, on_done: OnDone) -> None:
-        outcome: Sample | EngineError
-        try:
-            async with asyncio.timeout(self._settings.engine.request_timeout_s):
-                outcome = await self._sample(request)
-        except TimeoutError:
-            self._sglang.tokenizer_manager.abort_request(rid=request.call)
-            outcome = EngineError(f"call {request.call} ran past {self._settings.engine.request_timeout_s:g} s")
-        except asyncio.CancelledError:
-            outcome = self._failure or EngineError("the engine is shut down")
-        except EngineError as error:
-            outcome = error
-        except Exception as error:  # noqa: BLE001 - SGLang raises ValueError and HTTPException for what it refuses
-            outcome = EngineError(f"call {request.call} failed: {type(error).__name__}: {error}")
-        del self._calls[request.call]
-        self._answer(request.call, outcome, on_done)
-
-    def _answer(self, call: str, outcome: Sample | EngineError, on_done: OnDone) -> None:
-        try:
-            on_done(call, outcome)
-        except Exception:  # The loop must outlive a receiver's mistake.
-            log.exception("engine call=%s the receiver of its answer failed", call)
-
-    async def _sample(self, request: GenerateRequest) -> Sample:
-        call = self._calls[request.call]
-        if call.aborted:
-            return empty_sample()
-        output = await self._sglang.async_generate(
-            input_ids=request.prompt.tolist(),
-            sampling_params=sampling_params(request),
-            return_logprob=True,
-            rid=request.call,
-            # Prefixes of other weights must never be found: cached keys do not name the weights.
-            cache_salt=f"v{request.version}",
-        )
-        sample = to_sample(output, version=request.version)
-        if sample.finish is FinishReason.ABORT and not call.aborted:
-            raise EngineError(f"the engine cut call {request.call}: {output['meta_info']['finish_reason']}")
-        return sample
-
-    def _begin_abort(self, name: str) -> None:
-        call = self._calls.get(name)
-        if call is None or call.aborted:
-            return
-        call.aborted = True
-        assert self._loop is not None
-        self._loop.create_task(self._abort_until_answered(name, call), name=f"abort {name}")
-
-    async def _abort_until_answered(self, name: str, call: _Call) -> None:
-        """An abort that overtakes its request on the way to the scheduler is lost there, so it is repeated."""
-        manager = self._sglang.tokenizer_manager
-        while self._calls.get(name) is call:
-            state = manager.rid_to_state.get(name)
-            if state is not None:
-                state.abort_sent = False
-                manager.abort_request(rid=name)
-            await asyncio.sleep(POLL_S)
+        self._calls.begin(request, on_done)
 
     # --- weights and memory -----------------------------------------------------------------------
 
@@ -315,9 +249,15 @@ class Engine:
         self._require_idle("release")
         if self._is_released:
             return 0
-        self.flush(deadline)
-        before = free_device_bytes(on_cpu=self._on_cpu)
+        held = self._version, self._fingerprint
+        # First, so that no call slips in behind the flush; one that came before it is waited for.
         self._version = self._fingerprint = None
+        try:
+            self.flush(deadline)
+        except DeadlineError:
+            self._version, self._fingerprint = held
+            raise
+        before = free_device_bytes(on_cpu=self._on_cpu)
         self._is_released = True
         # Asserts idleness inside the scheduler and dies otherwise: the flush above has shown it.
         self._wait(update.release_memory(self._sglang), deadline, "release of the engine's memory")
@@ -380,8 +320,8 @@ class Engine:
 
     def _require_idle(self, act: str) -> None:
         self.check()
-        if self._calls:
-            raise EngineError(f"cannot {act}: {len(self._calls)} calls are in flight")
+        if self.in_flight:
+            raise EngineError(f"cannot {act}: {self.in_flight} calls are in flight")
 
     def _wait(self, work: Coroutine[Any, Any, None], deadline: float, name: str) -> None:
         """Run `work` on the engine's loop until `deadline`, giving up at once when an engine process dies."""

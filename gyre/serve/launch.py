@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -112,7 +113,8 @@ def launch(
     # Starting it later would unblock both signals again (CPython 3.11).
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    with folder.in_use(), unchanged_rank(on_cpu=on_cpu):
+    with folder.in_use(), unchanged_rank(on_cpu=on_cpu), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         engine_class = _owning_engine(processes)
         from sglang.srt.managers.load_snapshot import shm_path_for
 
@@ -201,6 +203,9 @@ def unchanged_rank(*, on_cpu: bool) -> Iterator[None]:
         os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # The terminal is the dashboard's: no progress bars and import warnings of the spawned processes.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
     try:
         yield
     finally:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from gyre.errors import EngineError
 from gyre.fabric.weights import fingerprint_of
+from gyre.serve.calls import Calls
 from gyre.serve.engine import Engine
 from gyre.serve.request import GenerateRequest
 from gyre.types import FinishReason, Sample
@@ -316,6 +317,25 @@ def test_another_process_draws_the_same_and_its_engine_dies_with_it(bench: Bench
         rank.kill()
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_stopped_engine_answers_what_is_in_flight_and_what_comes_later(bench: Bench) -> None:
+    """Runs on calls alone: the fixture's engine must live on."""
+    calls, outcomes = Calls(bench.engine._sglang, timeout_s=60), {}
+    ended = threading.Event()
+
+    def begin_and_fail() -> None:
+        calls.begin(ask("early"), outcomes.__setitem__)
+        calls.fail(EngineError("over"))
+        calls.begin(ask("late"), outcomes.__setitem__)
+        assert bench.engine._loop is not None
+        bench.engine._loop.call_later(0.1, ended.set)
+
+    assert bench.engine._loop is not None
+    bench.engine._loop.call_soon_threadsafe(begin_and_fail)
+    assert ended.wait(10)
+    assert {name: str(outcome) for name, outcome in outcomes.items()} == {"early": "over", "late": "over"}
+    assert len(calls) == 0
 
 
 def test_a_dead_engine_process_fails_its_calls_and_leaves_other_children_alone(bench: Bench, tmp_path: Path) -> None:
