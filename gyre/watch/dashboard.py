@@ -211,12 +211,12 @@ def _waterlevel(schedule: ScheduleSnapshot, room: int) -> Text:
 
 def _rollouts(snapshot: RunSnapshot) -> Text:
     schedule, states = snapshot.schedule, snapshot.rollout_states
-    text = Text(f"d {schedule.dispatched}  p {schedule.started}  f {schedule.terminated}")
+    text = Text(f"d {schedule.dispatched} p {schedule.started} f {schedule.terminated}")
     text.append("  " + ", ".join(f"{number} {state}" for state, number in states.items() if number))
     if schedule.waiting:
         text.append(f", {schedule.waiting} waiting", style="yellow")
     if snapshot.longest_running_s:
-        text.append(f"  longest {duration(snapshot.longest_running_s)}", style="dim")
+        text.append(f", oldest {duration(snapshot.longest_running_s)}", style="dim")
     return text
 
 

@@ -5,6 +5,7 @@ A thread of its own paints, so that neither drawing nor a terminal that stopped 
 lines come at each change worth one, and at most every `LINE_EVERY_S` otherwise.
 """
 
+import errno
 import logging
 import os
 import sys
@@ -49,8 +50,8 @@ class Screen:
         self._refresh_s = settings.refresh_s
         self._painter = make_painter(settings.dashboard, stream)
         self._newest: RunSnapshot | None = None
-        self._last_words: str | None = None
-        self._wake = threading.Event()
+        self._last_words = ""
+        self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def update(self, snapshot: RunSnapshot) -> None:
@@ -63,10 +64,10 @@ class Screen:
     def finish(self, text: str) -> None:
         """Paint the last snapshot, write `text` below it and stop; gives up on a terminal that does not read."""
         self._last_words = text
-        self._wake.set()
+        self._over.set()
         if self._thread is None:
             if self._painter is not None:
-                self._guard(None)
+                self._guard(self._newest, is_over=True)
             return
         self._thread.join(PAINT_END_WAIT_S)
         if self._thread.is_alive():
@@ -74,22 +75,25 @@ class Screen:
 
     def _paint(self) -> None:
         painted: RunSnapshot | None = None
-        while True:
-            is_over = self._wake.wait(self._refresh_s) if painted is not None else self._wake.is_set()
-            newest = self._newest
-            if not self._guard(newest if newest is not painted else None) or is_over:
-                return
-            painted = newest
+        try:
+            while True:
+                is_over = self._over.wait(self._refresh_s) if painted is not None else self._over.is_set()
+                newest = self._newest
+                if not self._guard(newest if newest is not painted else None, is_over=is_over) or is_over:
+                    return
+                painted = newest
+        except Exception:  # the outer shell of this thread: a picture that cannot be drawn must not end the run
+            log.exception("the screen ends")
 
-    def _guard(self, snapshot: RunSnapshot | None) -> bool:
-        """Paint, and end if it is time; False once the terminal is gone."""
-        painter, last_words = self._painter, self._last_words
+    def _guard(self, snapshot: RunSnapshot | None, *, is_over: bool) -> bool:
+        """Paint, and end if it is over; False once the terminal is gone."""
+        painter = self._painter
         assert painter is not None
         try:
             if snapshot is not None:
                 painter.paint(snapshot)
-            if last_words is not None:
-                painter.end(last_words)
+            if is_over:
+                painter.end(self._last_words)
         except GONE as error:
             log.warning("the terminal is gone: %s", error)
             return False
@@ -110,11 +114,19 @@ def make_painter(choice: Dashboard, stream: TextIO) -> Painter | None:
             return LivePainter(stream) if is_capable else LinePainter(stream)
 
 
+class _Console(Console):
+    """rich would end the process when its pipe breaks; here the painter's caller decides."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the error through (called while it is being handled)."""
+        raise BrokenPipeError(errno.EPIPE, "the reader is gone")
+
+
 class LivePainter:
     """One picture, redrawn in place; the last one stays. Honours NO_COLOR."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._console = Console(file=stream, force_terminal=True, highlight=False, soft_wrap=False)
+        self._console = _Console(file=stream, force_terminal=True, highlight=False, soft_wrap=False)
         self._live: Live | None = None
 
     def paint(self, snapshot: RunSnapshot) -> None:
