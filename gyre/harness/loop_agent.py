@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+from typing import Any
 from urllib.parse import urlsplit
 
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -20,7 +21,7 @@ class ServerError(Exception):
     """The server did not answer with a completion."""
 
 
-def complete(config, messages):
+def complete(config: dict[str, Any], messages: list[dict[str, str]]) -> str:
     """The text of the next assistant turn."""
     url = urlsplit(config["base_url"])
     connection = http.client.HTTPConnection(url.hostname, url.port)
@@ -37,7 +38,7 @@ def complete(config, messages):
     return json.loads(data)["choices"][0]["message"]["content"] or ""
 
 
-def execute(command, timeout_s):
+def execute(command: str, timeout_s: float) -> tuple[int, str]:
     """(status, output) of one command; whatever the policy said, this does not raise."""
     try:
         done = subprocess.run(
@@ -55,7 +56,7 @@ def execute(command, timeout_s):
     return done.returncode, done.stdout.decode(errors="replace")
 
 
-def run(config):
+def run(config: dict[str, Any]) -> str:
     """The loop; returns its last word."""
     messages = [{"role": "system", "content": config["system"]}, {"role": "user", "content": config["task"]}]
     for _ in range(config["step_limit"]):
@@ -72,7 +73,8 @@ def run(config):
     return "LimitsExceeded"
 
 
-def main():
+def main() -> None:
+    """Run, and say how it ended."""
     try:
         result = {"status": "end", "detail": run(json.loads(sys.argv[1]))}
     except (ServerError, OSError, http.client.HTTPException, ValueError, KeyError, IndexError, TypeError) as error:

@@ -20,15 +20,18 @@ import socket
 import sys
 import tempfile
 import threading
-import traceback
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import ModuleType
+from typing import Any, NoReturn
 
 PACKET = 1 << 17
 SUBMIT = "```sh\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
 WARM_UP_S = 60
+Run = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 
 
-def load_enter(path):
+def load_enter(path: str) -> ModuleType:
     """The module that enters sandboxes, by its path: this interpreter does not have gyre."""
     spec = importlib.util.spec_from_file_location("enter", path)
     module = importlib.util.module_from_spec(spec)
@@ -36,7 +39,7 @@ def load_enter(path):
     return module
 
 
-def load_agent():
+def load_agent() -> tuple[Run, Callable[[Any], dict[str, Any]]]:
     """Import mini-swe-agent (3-4 s); returns what makes and runs one agent."""
     import litellm
     import yaml
@@ -47,7 +50,7 @@ def load_agent():
     litellm.suppress_debug_info = True
     logging.disable(logging.CRITICAL)
 
-    def run(config, request):
+    def run(config: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
         model = dict(config.get("model", {}))
         kwargs = dict(model.pop("model_kwargs", {}), api_base=request["base_url"], api_key=request["api_key"])
         model |= {"model_name": f"openai/{request['model']}", "model_kwargs": kwargs}
@@ -62,7 +65,7 @@ def load_agent():
 class _Scripted(BaseHTTPRequestHandler):
     """Answers the warm-up's calls: one command, then the submission."""
 
-    def do_POST(self):
+    def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         text = SUBMIT if len(body["messages"]) > 3 else "```sh\ntrue\n```"
         message = {"role": "assistant", "content": text}
@@ -78,11 +81,11 @@ class _Scripted(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, *_):
+    def log_message(self, *_: object) -> None:
         pass
 
 
-def warm_up(run, config):
+def warm_up(run: Run, config: dict[str, Any]) -> None:
     """One whole run against a scripted server in a child process, so that no server thread lives here."""
     server = HTTPServer(("127.0.0.1", 0), _Scripted)
     pid = os.fork()
@@ -102,18 +105,25 @@ def warm_up(run, config):
 class Parent:
     """Forks children on request and tells how they ended."""
 
-    def __init__(self, sock, enter, run, config, rootless):
+    def __init__(
+        self, sock: socket.socket, enter: ModuleType, run: Run, config: dict[str, Any], *, rootless: bool
+    ) -> None:
         self.sock, self.enter, self.run, self.config, self.rootless = sock, enter, run, config, rootless
         self.pid_ns = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        self.children = {}  # pid -> (request id, last words pipe)
+        self.children: dict[int, tuple[int, int]] = {}  # pid -> (request id, last words pipe)
         self.wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    def reply(self, **fields):
-        self.sock.send(json.dumps(fields).encode())
+    def reply(self, **fields: object) -> None:
+        """Tell the owner; where it is gone the next receive says so."""
+        try:
+            self.sock.send(json.dumps(fields).encode())
+        except OSError:
+            pass
 
-    def serve(self):
+    def serve(self) -> None:
+        """Until the owner is gone; then kill the children."""
         while True:
             ready, _, _ = select.select([self.sock, self.wake], [], [], 10.0)
             if self.wake in ready:
@@ -124,8 +134,12 @@ class Parent:
                     os.kill(pid, signal.SIGKILL)
                 return
 
-    def receive(self):
-        data, fds, _, _ = socket.recv_fds(self.sock, PACKET, 1)
+    def receive(self) -> bool:
+        """Take one request; False when the owner is gone."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self.sock, PACKET, 1)
+        except ConnectionResetError:
+            return False  # The owner died with replies unread.
         if not data:
             return False
         request = json.loads(data)
@@ -145,7 +159,7 @@ class Parent:
                 os.close(fd)
         return True
 
-    def child(self, request, words):
+    def child(self, request: dict[str, Any], words: int) -> NoReturn:
         """Inside the sandbox from here on: become its user, run the agent, tell the last words, end."""
         status, detail = "crash", ""
         try:
@@ -162,15 +176,14 @@ class Parent:
             tempfile.tempdir = None
             result = self.run(self.config, request)
             status, detail = "end", str(result.get("exit_status", ""))
-        except Exception as error:
+        except BaseException as error:  # noqa: BLE001 - the outer shell of this process: told, then it ends
             status, detail = "crash", f"{type(error).__name__}: {error}"
-        except BaseException:
-            status, detail = "crash", traceback.format_exc()
         finally:
             os.write(words, json.dumps({"status": status, "detail": detail[:2000]}).encode())
             os._exit(0)
 
-    def reap(self):
+    def reap(self) -> None:
+        """Tell of every child that has ended."""
         while self.children:
             pid, code = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -186,14 +199,15 @@ class Parent:
             self.reply(id=request_id, **last)
 
 
-def own_limits(limits):
+def own_limits(limits: dict[str, int]) -> dict[str, int]:
     """The memory limit counts what this process has mapped already (a limit on new memory, then)."""
     with open("/proc/self/statm") as statm:
         mapped = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     return limits | {"memory_bytes": limits["memory_bytes"] + mapped}
 
 
-def main():
+def main() -> None:
+    """Import, warm up, serve."""
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -206,7 +220,7 @@ def main():
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     gc.collect()
     gc.freeze()  # Keeps the collector from touching, and so copying, every shared page in each child.
-    parent = Parent(sock, enter, run, config, sys.argv[4] == "1")
+    parent = Parent(sock, enter, run, config, rootless=sys.argv[4] == "1")
     # An idle worker of litellm's logging pool may be left; it waits on its queue and holds no lock.
     parent.reply(id=0, ready=True, threads=threads)
     parent.serve()

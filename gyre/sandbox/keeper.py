@@ -92,7 +92,10 @@ class Keeper:
             pass  # The owner is gone: the next receive says so.
 
     def _receive(self) -> bool:
-        data, fds, _, _ = socket.recv_fds(self._sock, PACKET, 4)
+        try:
+            data, fds, _, _ = socket.recv_fds(self._sock, PACKET, 4)
+        except ConnectionResetError:
+            return False  # The owner died with replies unread.
         if not data:
             return False
         request = json.loads(data)

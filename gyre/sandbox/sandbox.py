@@ -56,9 +56,7 @@ class Sandboxes:
         lease = Lease(owner=self._owner, expires=time.time() + LEASE_S)
         write_lease(folder, lease)
         try:
-            argv = bwrap_argv(
-                self._bwrap, spec, etc=write_etc(folder, uid=uid), uid=uid, rootless=self.keeper.rootless
-            )
+            argv = bwrap_argv(self._bwrap, spec, etc=write_etc(folder, uid=uid), uid=uid, rootless=self.keeper.rootless)
             reply, fds = await self.keeper.ask(
                 "start", name, wait_s=spec.ready_s + KEEPER_S, argv=argv, ready_s=spec.ready_s
             )
@@ -176,9 +174,7 @@ class Sandbox:
         """
         argv = ["/usr/bin/tar", "-c", "-S", "--numeric-owner", "--warning=no-file-ignored", "-C", folder, "."]
         limits = {"file_bytes": max_bytes, "cpu_s": self.spec.limits.cpu_s}
-        done = await self.exec(
-            argv, deadline_s=deadline_s, user=ROOT, cwd="/", output_bytes=max_bytes, rlimits=limits
-        )
+        done = await self.exec(argv, deadline_s=deadline_s, user=ROOT, cwd="/", output_bytes=max_bytes, rlimits=limits)
         if done.rc != 0:
             raise SandboxError(f"sandbox {self.name}: packing {folder} (at most {max_bytes} bytes): {_words(done)}")
         return done.stdout

@@ -45,7 +45,7 @@ def test_a_harness_completes_a_task_and_is_graded(tmp_path: Path, harness: str) 
             assert {(one.reward, one.error, one.tries) for one in graded} == {(1.0, "", 1)}
             assert graded[0].checks == {"file": 1.0, "text": 1.0, "clean": 1.0}
             assert {(one.end, one.detail) for one in front.of(AgentEnded)} == {("done", "Submitted")}
-            first = [json.loads(call.body)["messages"] for call in front.calls if call.rollout == "0.0"][0]
+            first = json.loads(next(call.body for call in front.calls if call.rollout == "0.0"))["messages"]
             instruction = (HELLO / "instruction.md").read_text()
             assert [(one["role"], one["content"].strip()) for one in first] == [
                 ("system", "Use one shell command per turn."),

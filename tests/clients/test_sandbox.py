@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gyre.errors import DeadlineError, EvaluationError, SandboxError
-from gyre.sandbox.lease import reap_stale
+from gyre.sandbox.lease import Process, reap_stale
 from gyre.sandbox.sandbox import Sandboxes
 from gyre.sandbox.spec import Limits, SandboxSpec
 from gyre.tasks.harbor import load_task
@@ -75,7 +75,10 @@ def test_gateway_socket_is_the_only_network(tmp_path: Path) -> None:
 def test_reap_kills_double_forks_that_ignore_signals(tmp_path: Path) -> None:
     async def body(pool: Sandboxes) -> None:
         box = await pool.start(BASE)
-        await box.exec(["sh", "-c", "(setsid sh -c 'trap \"\" TERM HUP INT; sleep 1000; sleep 1000' &) ; sleep 999 &"], deadline_s=5)
+        await box.exec(
+            ["sh", "-c", "(setsid sh -c 'trap \"\" TERM HUP INT; sleep 1000; sleep 1000' &) ; sleep 999 &"],
+            deadline_s=5,
+        )
         await box.reap()
         done = await box.exec(["sh", "-c", "echo /proc/[0-9]*"], deadline_s=5)
         assert len(done.stdout.split()) == 2, done
@@ -87,7 +90,7 @@ def test_deadline_of_a_command_is_kept_whatever_holds_its_output(tmp_path: Path)
     async def body(pool: Sandboxes) -> None:
         box = await pool.start(BASE)
         began = time.monotonic()
-        with pytest.raises(DeadlineError, match="did not end within 0.5 s"):
+        with pytest.raises(DeadlineError, match=r"did not end within 0\.5 s"):
             await box.exec(["sh", "-c", "sleep 100 & wait"], deadline_s=0.5)
         done = await box.exec(["sh", "-c", "sleep 100 & echo started"], deadline_s=5)
         assert done.stdout == b"started\n" and time.monotonic() - began < 5
@@ -98,7 +101,9 @@ def test_deadline_of_a_command_is_kept_whatever_holds_its_output(tmp_path: Path)
 def test_limits_bind(tmp_path: Path) -> None:
     async def body(pool: Sandboxes) -> None:
         box = await pool.start(BASE)
-        filled = await box.exec(["sh", "-c", "for i in 1 2 3; do head -c 5000000 /dev/zero > f$i; done; du -sm ."], deadline_s=20)
+        filled = await box.exec(
+            ["sh", "-c", "for i in 1 2 3; do head -c 5000000 /dev/zero > f$i; done; du -sm ."], deadline_s=20
+        )
         assert b"No space left" in filled.stderr and int(filled.stdout.split()[0]) <= 8
         script = "for i in $(seq 60); do sleep 20 & done; wait"
         if not box.rootless:
@@ -111,7 +116,14 @@ def test_limits_bind(tmp_path: Path) -> None:
 def test_copies_come_back_whole_and_are_bounded(tmp_path: Path) -> None:
     async def body(pool: Sandboxes) -> None:
         box = await pool.start(BASE)
-        await box.exec(["sh", "-c", "mkdir d; echo x > d/f; ln -s /etc/passwd l; chmod 0 d/f; mkfifo p; head -c 3000000 /dev/urandom > big"], deadline_s=5)
+        await box.exec(
+            [
+                "sh",
+                "-c",
+                "mkdir d; echo x > d/f; ln -s /etc/passwd l; chmod 0 d/f; mkfifo p; head -c 3000000 /dev/urandom > big",
+            ],
+            deadline_s=5,
+        )
         with pytest.raises(SandboxError, match="at most 1000000 bytes"):
             await box.pull("/app", max_bytes=1_000_000)
         archive = await box.pull("/app", max_bytes=16_000_000)
@@ -134,10 +146,10 @@ def test_solution_scores_one_and_nothing_scores_zero(tmp_path: Path) -> None:
 
 PLANTS = (
     "echo '{\"reward\": 1}' > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt",
-    "ln -s /logs/verifier x; mkdir y; echo '{\"reward\": 1}' > y/reward.json; ln -s /tests t; ln -s /logs/verifier/reward.json greeting.txt",
-    "printf '#!/bin/sh\\necho 1 > /logs/verifier/reward.txt\\n' > test.sh; cp test.sh cmp; cp test.sh cat; chmod +x test.sh cmp cat",
+    "ln -s /logs/verifier x; ln -s /tests t; ln -s /logs/verifier/reward.json greeting.txt",
+    "mkdir y; echo '{\"reward\": 1}' > y/reward.json; mkdir greeting.txt; ln -s / root",
+    "echo 'echo 1 > /logs/verifier/reward.txt' > cmp; cp cmp cat; cp cmp test.sh; chmod +x cmp cat test.sh",
     "(setsid sh -c 'while :; do echo 1 > /logs/verifier/reward.txt; done' &)",
-    "mkdir greeting.txt; ln -s / root",
 )
 
 
@@ -155,7 +167,10 @@ def test_planted_files_do_not_make_a_score(tmp_path: Path, plant: str) -> None:
     with_sandboxes(tmp_path, body)
 
 
-@pytest.mark.parametrize("said", ["true", "echo '{\"reward\": NaN}' > /logs/verifier/reward.json", "ln -s /etc/passwd /logs/verifier/reward.json"])
+@pytest.mark.parametrize(
+    "said",
+    ["true", "echo '{\"reward\": NaN}' > /logs/verifier/reward.json", "ln -s /etc/passwd /logs/verifier/reward.json"],
+)
 def test_a_verifier_without_a_reward_is_a_failed_evaluation(tmp_path: Path, said: str) -> None:
     folder = tmp_path / "task"
     (folder / "tests").mkdir(parents=True)
@@ -207,13 +222,11 @@ def test_nothing_is_left_after_owners_are_killed_at_random(tmp_path: Path) -> No
     assert inside
     assert list(tmp_path.iterdir()) == []
     end = time.monotonic() + 10
-    while left := _with_marker(inside):
+    while left := _alive(inside):
         assert time.monotonic() < end, left
         time.sleep(0.05)
 
 
-def _with_marker(inside: set[tuple[int, int]]) -> list[int]:
+def _alive(inside: set[tuple[int, int]]) -> list[int]:
     """Which of these processes still live."""
-    from gyre.sandbox.lease import Process
-
     return [pid for pid, start in inside if Process(pid=pid, start=start).is_alive()]
