@@ -46,9 +46,10 @@ class Screen:
     """The run's screen. `stream` defaults to standard output."""
 
     def __init__(self, settings: WatchSettings, stream: TextIO | None = None) -> None:
-        stream = stream or sys.stdout
+        # A process that was started with its standard output closed has none.
+        out = stream if stream is not None else sys.stdout
         self._refresh_s = settings.refresh_s
-        self._painter = make_painter(settings.dashboard, stream)
+        self._painter = make_painter(settings.dashboard, out) if out is not None else None
         self._newest: RunSnapshot | None = None
         self._last_words = ""
         self._over = threading.Event()
