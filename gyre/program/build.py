@@ -8,7 +8,7 @@ from torch import Tensor
 from gyre.config.schema import Settings
 from gyre.fabric.groups import Groups
 from gyre.fabric.world import World
-from gyre.program.control import ControlThread, Phase
+from gyre.program.control import ControlThread
 from gyre.program.leader import ModelCalls
 from gyre.program.run import Launch, latest_checkpoint
 from gyre.program.training import TrainingCell
@@ -61,12 +61,12 @@ def build_engine(settings: Settings, rank: int, cell: int) -> Engine:
 
 
 def build_control(
-    peer: ThreadPeer, world: World, cell: int, phase: Phase, *, groups: Groups | None, engine: Engine | None
+    peer: ThreadPeer, world: World, cell: int, *, groups: Groups | None, engine: Engine | None
 ) -> ControlThread:
     """The control thread of a leader, or of a follower (no groups, no engine)."""
     if groups is None or engine is None:
         return ControlThread(
-            peer=peer, rank=world.rank, cell=cell, phase=phase, agree=None,
+            peer=peer, rank=world.rank, cell=cell, agree=None,
             on_generate=lambda message: None, on_abort=lambda call: None,
         )  # fmt: skip
     calls = ModelCalls(engine=engine, peer=peer, cell=cell)
@@ -74,7 +74,6 @@ def build_control(
         peer=peer,
         rank=world.rank,
         cell=cell,
-        phase=phase,
         agree=groups.agree_roles,
         on_generate=calls.generate,
         on_abort=calls.abort,

@@ -61,6 +61,24 @@ class Phase:
         return self._name, time.monotonic() - self._since
 
 
+class Pulse:
+    """Tells the front once a second what the main thread does, on a thread of its own that nothing else delays."""
+
+    def __init__(self, *, peer: ThreadPeer, rank: int, phase: Phase) -> None:
+        self._peer, self._rank, self._phase = peer, rank, phase
+        self._closing = threading.Event()
+        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+
+    def close(self) -> None:
+        """Send no more."""
+        self._closing.set()
+
+    def _run(self) -> None:
+        while not self._closing.wait(1.0):
+            doing, since_s = self._phase.read()
+            self._peer.send(Heartbeat(source=f"rank/{self._rank}", doing=doing, since_s=since_s))
+
+
 class ControlThread:
     """Owns `peer.inbox`. `agree` is the collective of the leaders; a follower rank passes None.
 
@@ -73,29 +91,26 @@ class ControlThread:
         peer: ThreadPeer,
         rank: int,
         cell: int,
-        phase: Phase,
         agree: Callable[[int, list[str]], list[str]] | None,
         on_generate: Callable[[Generate], None],
         on_abort: Callable[[str], None],
     ) -> None:
         self.orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self._peer, self._rank, self._cell, self._phase = peer, rank, cell, phase
+        self._peer, self._rank, self._cell = peer, rank, cell
         self._agree, self._on_generate, self._on_abort = agree, on_generate, on_abort
         self._agreed: tuple[Duty, int] = (Duty.ROLLOUT, -1)
         self._closing = threading.Event()
-        self._beat_at = 0.0
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread within its heartbeat period."""
+        """End the thread."""
         self._closing.set()
         self._thread.join(2.0)
 
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                self._beat()
                 try:
                     message = self._peer.inbox.get(timeout=1.0)
                 except queue.Empty:
@@ -108,13 +123,6 @@ class ControlThread:
             log.error("control rank=%d error=%s", self._rank, error)
             self._peer.send(RankFailed(rank=self._rank, reason=str(error)))
             self.orders.put(Stop(reason=str(error)))
-
-    def _beat(self) -> None:
-        now = time.monotonic()
-        if now - self._beat_at >= 1.0:
-            self._beat_at = now
-            doing, since_s = self._phase.read()
-            self._peer.send(Heartbeat(source=f"rank/{self._rank}", doing=doing, since_s=since_s))
 
     def _handle(self, message: object) -> None:
         match message:

@@ -22,7 +22,7 @@ from pathlib import Path
 from gyre.config.choices import HarnessName
 from gyre.config.load import load_settings
 from gyre.config.schema import Settings
-from gyre.errors import DeadlineError, GyreError
+from gyre.errors import DeadlineError, GyreError, RunError
 from gyre.harness.harness import Harness
 from gyre.harness.loop import LoopHarness
 from gyre.harness.zygote import MiniSweAgent
@@ -31,6 +31,7 @@ from gyre.sandbox.lease import reap_stale
 from gyre.sandbox.sandbox import Sandboxes
 from gyre.wire.link import AsyncPeer
 from gyre.wire.messages import (
+    HandsFailed,
     HandsUp,
     Heartbeat,
     Message,
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 END_S = 4.0
+LAST_WORD_S = 0.2
+"""Time for the sender to hand over what is queued when the hands end by themselves."""
 
 
 class Hands:
@@ -55,12 +58,14 @@ class Hands:
         self._root = root
         self._peer = AsyncPeer(front, identity=f"hands/{node}", silence_s=settings.stop.alone_s)
         self._sandboxes = Sandboxes(run=run, root=root)
-        self._harness = _make_harness(settings)
         self._outbox: asyncio.Queue[Message] = asyncio.Queue()
         self._answers: dict[str, asyncio.Future[ModelAnswer]] = {}
         self._attempts: dict[str, asyncio.Task[None]] = {}
         self._stopped = asyncio.Event()
+        self._failure: GyreError | None = None
+        self._harness: Harness | None = None
         self._shop: Workshop | None = None
+        self._early: list[StartAgent] = []
 
     async def run(self) -> None:
         """Until told to stop or left alone."""
@@ -74,30 +79,45 @@ class Hands:
             node=self._node, host=socket.gethostname(), pid=os.getpid(), abilities=self._sandboxes.abilities()
         )
         self.post(hello)
-        harness_ready: asyncio.Future[None] = loop.create_future()
-        self._shop = Workshop(
-            settings=self._settings,
-            sandboxes=self._sandboxes,
-            harness=self._harness,
-            harness_ready=harness_ready,
-            shelf=TaskShelf(),
-            starts=asyncio.Semaphore(self._settings.rollout.concurrent_starts),
-            gradings=asyncio.Semaphore(self._settings.rollout.concurrent_gradings),
-            post=self.post,
-            ask=self._ask,
-        )
-        workers = [
-            asyncio.create_task(self._send()),
-            asyncio.create_task(self._beat()),
-            asyncio.create_task(self._receive()),
-            asyncio.create_task(self._start_harness(harness_ready)),
-        ]
+        workers = [asyncio.create_task(work) for work in (self._send(), self._beat(), self._receive(), self._begin())]
         await self._stopped.wait()
         try:
             async with asyncio.timeout(END_S):
                 await self._end(workers)
         except TimeoutError:
             log.error("end=late seconds=%g", END_S)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _begin(self) -> None:
+        """Make the harness ready; rollouts that were ordered meanwhile wait for it. Without it the hands end."""
+        ready = asyncio.get_running_loop().create_future()
+        try:
+            self._harness = _make_harness(self._settings)
+            self._shop = self._make_shop(self._harness, ready)
+            while self._early:
+                self._start(self._early.pop(0))
+            await self._harness.start()
+        except (GyreError, OSError) as error:
+            self._failure = error if isinstance(error, GyreError) else RunError(f"harness: {error}")
+            self.post(HandsFailed(node=self._node, reason=str(error)))
+            self.stop(f"harness failed: {error}")
+        else:
+            ready.set_result(None)
+
+    def _make_shop(self, harness: Harness, ready: asyncio.Future[None]) -> Workshop:
+        chosen = self._settings.rollout
+        return Workshop(
+            settings=self._settings,
+            sandboxes=self._sandboxes,
+            harness=harness,
+            harness_ready=ready,
+            shelf=TaskShelf(),
+            starts=asyncio.Semaphore(chosen.concurrent_starts),
+            gradings=asyncio.Semaphore(chosen.concurrent_gradings),
+            post=self.post,
+            ask=self._ask,
+        )
 
     def stop(self, reason: str) -> None:
         """End in order."""
@@ -109,22 +129,16 @@ class Hands:
         self._outbox.put_nowait(message)
 
     async def _end(self, workers: list[asyncio.Task[None]]) -> None:
+        if self._failure is not None:
+            await asyncio.sleep(LAST_WORD_S)
         for task in (*workers, *self._attempts.values()):
             task.cancel()
         # The keeper first: with it every sandbox dies at once, and the attempts' own closing is short.
-        await asyncio.gather(self._sandboxes.close(END_S / 2), self._harness.close(END_S / 2))
+        closing = [self._sandboxes.close(END_S / 2)]
+        closing += [self._harness.close(END_S / 2)] if self._harness is not None else []
+        await asyncio.gather(*closing)
         await asyncio.gather(*workers, *self._attempts.values(), return_exceptions=True)
         self._peer.close()
-
-    async def _start_harness(self, ready: asyncio.Future[None]) -> None:
-        try:
-            await self._harness.start()
-        except (GyreError, OSError) as error:
-            log.error("harness=failed error=%s", error)
-            ready.set_exception(error if isinstance(error, GyreError) else DeadlineError(str(error), seconds=0))
-            ready.exception()  # Told to each rollout that waits for it.
-        else:
-            ready.set_result(None)
 
     async def _send(self) -> None:
         while True:
@@ -166,7 +180,9 @@ class Hands:
         if order.rollout in self._attempts:
             log.warning("rollout=%s started=already", order.rollout)
             return
-        assert self._shop is not None
+        if self._shop is None:
+            self._early.append(order)
+            return
         task = asyncio.create_task(self._attempt(Attempt(order, self._shop), order.rollout))
         self._attempts[order.rollout] = task
         task.add_done_callback(lambda _: self._attempts.pop(order.rollout, None))

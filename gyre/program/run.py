@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from gyre.config.schema import Settings
 from gyre.errors import ConfigError, GyreError
-from gyre.program.control import ControlThread, Phase
+from gyre.program.control import ControlThread, Phase, Pulse
 from gyre.program.signals import StopSignals
 from gyre.program.spawn import start_front, start_hands
 from gyre.wire.link import ThreadPeer
@@ -119,6 +119,7 @@ class Rank:
         self._settings, self._launch = settings, launch
         self._phase = Phase("starting")
         self._peer: ThreadPeer | None = None
+        self._pulse: Pulse | None = None
         self._control: ControlThread | None = None
         self._engine = None
         self._signals = StopSignals(
@@ -145,12 +146,15 @@ class Rank:
     def _act(self, front_address: str | None) -> str:
         from gyre.fabric.world import World
 
+        # A bar that SGLang draws while it loads a checkpoint would be drawn into the dashboard.
+        os.environ.setdefault("TQDM_DISABLE", "1")
         self._phase.enter("joining the world")
         world = World.join(self._settings, self._launch.local_rank)
         address = world.share_text("front", front_address)
         placement = self._place(world)
         cell = placement.cell_of(world.rank)
         self._peer = ThreadPeer(address, identity=f"rank/{world.rank}", silence_s=self._settings.stop.alone_s)
+        self._pulse = Pulse(peer=self._peer, rank=world.rank, phase=self._phase)
         self._peer.send(
             RankUp(
                 rank=world.rank,
@@ -187,14 +191,14 @@ class Rank:
         self._phase.enter("building the replica")
         training, exposed = build_training(self._settings, self._launch, groups, cell.index)
         if not is_leader:
-            self._control = build_control(self._peer, world, cell.index, self._phase, groups=None, engine=None)
+            self._control = build_control(self._peer, world, cell.index, groups=None, engine=None)
             follow(training, relay)
             return "finished"
         self._phase.enter("starting the engine")
         began = time.monotonic()
         self._engine = build_engine(self._settings, world.rank, cell.index)
         self._signals.install()
-        self._control = build_control(self._peer, world, cell.index, self._phase, groups=groups, engine=self._engine)
+        self._control = build_control(self._peer, world, cell.index, groups=groups, engine=self._engine)
         leader = Leader(
             cell=cell.index,
             settings=self._settings,
@@ -234,6 +238,8 @@ class Rank:
             self._engine.shutdown(time.monotonic() + self._settings.stop.grace_s)
         if self._control is not None:
             self._control.close()
+        if self._pulse is not None:
+            self._pulse.close()
         if self._peer is not None:
             self._peer.close()
         self._signals.finish()
