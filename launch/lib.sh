@@ -134,7 +134,7 @@ install_cpu() {
     step "libraries" "$venv/bin/python" -m pip install -c "$pins/torch" -c "$pins/held" -r "$pins/deps"
     check_torch_is_cpu "$venv"
     step "SGLang" "$venv/bin/python" -m pip install --no-deps -r "$pins/no-deps"
-    step "check of the imports" "$venv/bin/python" -c "import torch, megatron.core, zmq, msgspec, starlette, rich"
+    step "check of the imports" "$venv/bin/python" -c "import torch, megatron.core, zmq, msgspec, rich"
 }
 
 build_main() {
@@ -152,6 +152,7 @@ build_harness() {
     local venv=$1 python=$2
     step "harness environment" "$python" -m venv "$venv"
     step "harness" "$venv/bin/python" -m pip install -r "$CHECKOUT/requirements-harness.txt"
+    step "check of the harness" "$venv/bin/python" -c "import importlib.metadata as m; print(m.version('mini-swe-agent'))"
 }
 
 build_environment() {
