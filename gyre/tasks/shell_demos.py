@@ -28,8 +28,8 @@ COMMAND_TIMEOUT_S = 20.0
 class Habits:
     """Probabilities per decision. Above 0.5 a habit is what an imitator does at temperature 0."""
 
-    careless_file: float = 0.62
-    careless_text: float = 0.62
+    careless_file: float = 0.68
+    careless_text: float = 0.66
     slip: float = 0.02
     look: float = 0.15
     linger: float = 0.04
