@@ -55,8 +55,7 @@ def load_agent() -> tuple[Run, Callable[[Any], dict[str, Any]]]:
         kwargs = dict(model.pop("model_kwargs", {}), api_base=request["base_url"], api_key=request["api_key"])
         model |= {"model_name": f"openai/{request['model']}", "model_kwargs": kwargs}
         environment = dict(config.get("environment", {}), cwd=request["workdir"])
-        agent_config = dict(config["agent"], output_path=request.get("trajectory"))
-        agent = DefaultAgent(LitellmTextbasedModel(**model), LocalEnvironment(**environment), **agent_config)
+        agent = DefaultAgent(LitellmTextbasedModel(**model), LocalEnvironment(**environment), **config["agent"])
         return agent.run(request["task"])
 
     return run, yaml.safe_load

@@ -129,8 +129,7 @@ class MiniSweAgent:
             "workdir": request.workdir,
             "env": base_env(sandbox.spec) | OWN_ENV | request.env,
             "uid": sandbox.uid,
-            "limits": sandbox.spec.limits.rlimits(),
-            "trajectory": "/logs/agent/trajectory.json",
+            "limits": sandbox.rlimits(),
         }
         assert self._sock is not None
         data = json.dumps(packet).encode()

@@ -100,6 +100,13 @@ class Sandbox:
         """Whether it has a user namespace of its own."""
         return self._keeper.rootless
 
+    def rlimits(self) -> dict[str, int]:
+        """What binds a process of the user. Without root all sandboxes share one real uid: no limit on processes."""
+        limits = self.spec.limits.rlimits()
+        if self.rootless:
+            del limits["processes"]
+        return limits
+
     async def _ask(self, op: str, *, wait_s: float = KEEPER_S, **fields: Any) -> tuple[dict[str, Any], list[int]]:
         if self.pidfd < 0:
             raise SandboxError(f"sandbox {self.name}: {op}: it is closed")
@@ -148,7 +155,7 @@ class Sandbox:
                 cwd=cwd or self.spec.workdir,
                 uid=0 if user == ROOT else self.uid,
                 gid=0 if user == ROOT else self.uid,
-                limits=self.spec.limits.rlimits() if rlimits is None else rlimits,
+                limits=self.rlimits() if rlimits is None else rlimits,
                 deadline_s=deadline_s,
             )
             if reply["late"]:

@@ -226,6 +226,13 @@ class HandsUp(Message, frozen=True):
     abilities: dict[str, str]
 
 
+class HandsFailed(Message, frozen=True):
+    """A node's hands cannot run the harness at all; they end after this."""
+
+    node: int
+    reason: str
+
+
 class AgentStarted(Message, frozen=True):
     """The sandbox is prepared and the harness runs."""
 
@@ -302,7 +309,7 @@ class ModelAnswer(Message, frozen=True):
 Any = Union[  # noqa: UP007 - msgspec wants the union spelled for its decoder
     RankUp, EngineStarted, EngineServing, EngineReleased, Generated, StepJoined, Claim, MicroStepFinished, StepApplied,
     WeightsExposed, StopRequested, RankFailed, Heartbeat, Generate, AbortGenerate, AgreeRoles, TakeWeights,
-    MicroStepWork, ClaimLater, StepClosed, Stop, HandsUp, AgentStarted, AgentEnded, Graded, ModelCall,
+    MicroStepWork, ClaimLater, StepClosed, Stop, HandsUp, HandsFailed, AgentStarted, AgentEnded, Graded, ModelCall,
     ModelCallGone, StartAgent, StopAgent, ModelAnswer,
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ from gyre.wire.messages import (
     AgentEnded,
     AgentStarted,
     Graded,
+    HandsFailed,
     HandsUp,
     Heartbeat,
     Message,
@@ -123,7 +124,7 @@ class FakeFront:
             match message:
                 case ModelCall():
                     self._answer(identity, message)
-                case HandsUp() | AgentStarted() | AgentEnded() | Graded():
+                case HandsUp() | HandsFailed() | AgentStarted() | AgentEnded() | Graded():
                     self.told.append(message)
             self._changed.set()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gyre.sandbox.lease import Process
-from gyre.wire.messages import AgentEnded, AgentStarted, Graded, StopAgent
+from gyre.wire.messages import AgentEnded, AgentStarted, Graded, HandsFailed, StopAgent
 from tests.clients.fake_front import HELLO, SUBMIT, FakeFront, fence
 
 MINI, LOOP = "mini-swe-agent", "loop"
@@ -144,6 +144,19 @@ def test_no_sandbox_outlives_its_hands(tmp_path: Path, number: signal.Signals) -
 
     asyncio.run(run())
     assert number is signal.SIGKILL or leftovers(tmp_path) == []
+
+
+def test_hands_without_a_harness_say_so_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GYRE_HARNESS_PYTHON", str(tmp_path / "missing"))
+
+    async def run() -> None:
+        async with FakeFront(tmp_path, writes_hello, harness=MINI) as front:
+            (failed,) = await front.wait_for(HandsFailed)
+            assert "GYRE_HARNESS_PYTHON" in failed.reason
+            async with asyncio.timeout(8):
+                assert await front.process.wait() == 1
+
+    asyncio.run(run())
 
 
 def test_a_stopped_agent_is_not_graded(tmp_path: Path) -> None:
