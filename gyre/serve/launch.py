@@ -115,20 +115,18 @@ def launch(
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     with folder.in_use(), unchanged_rank(on_cpu=on_cpu), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        engine_class = _owning_engine(processes)
-        from sglang.srt.managers.load_snapshot import shm_path_for
-
+        engine_class = _owning_engine(processes, folder)
         # After the import, which changes the loop policy; before the engine, whose sockets want a loop.
         asyncio.set_event_loop(asyncio.new_event_loop())
         engine = engine_class(**arguments)
-        folder.note([shm_path_for(engine.port_args.instance_id)])
     # It would answer a dead process with SIGQUIT to this rank; gyre watches the processes itself.
     engine.tokenizer_manager._subprocess_watchdog.stop()
     return engine
 
 
-def _owning_engine(processes: list[BaseProcess]) -> type["sglang.Engine"]:
+def _owning_engine(processes: list[BaseProcess], folder: EngineFolder) -> type["sglang.Engine"]:
     from sglang.srt.entrypoints.engine import Engine
+    from sglang.srt.managers.load_snapshot import shm_path_for
 
     from gyre.serve.patches import run_scheduler
 
@@ -138,8 +136,10 @@ def _owning_engine(processes: list[BaseProcess]) -> type["sglang.Engine"]:
         run_scheduler_process_func = staticmethod(run_scheduler)
 
         @classmethod
-        def _launch_scheduler_processes(cls, *arguments, **named):  # noqa: ANN002, ANN003, ANN206 - upstream's
-            result, launched = super()._launch_scheduler_processes(*arguments, **named)
+        def _launch_scheduler_processes(cls, server_args, port_args, *arguments, **named):  # noqa: ANN001, ANN002, ANN003, ANN206 - upstream's
+            # Before the scheduler makes it, so that not even a killed start leaves it behind.
+            folder.note([shm_path_for(port_args.instance_id)])
+            result, launched = super()._launch_scheduler_processes(server_args, port_args, *arguments, **named)
             processes.extend(launched)
             return result, launched
 
