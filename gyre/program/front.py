@@ -215,6 +215,8 @@ class Front:
                 next_beat = now + 1.0
                 for identity in [*self._ranks, *self._hands]:
                     self._link.post(identity, beat)
+                # Finished rollouts survive a lost node from here on; one sync a second bounds what it costs.
+                self._store.sync()
                 self._conductor.feed(Tick())
                 self._conductor.pump(now)
                 late = self._conductor.overdue(now) or self.progress.overdue_start(now)
@@ -238,7 +240,6 @@ class Front:
                 self._book.agent_ended(message)
             case Graded():
                 self._book.graded(message)
-                self._store.sync()
             case Claim():
                 self._queue.claim(message, self._now())
             case MicroStepFinished():
@@ -440,6 +441,7 @@ def _began(settings: Settings, config_text: str, resumed_version: int) -> record
         policy=settings.schedule.policy.value,
         steps=settings.run.steps,
         num_cells=settings.placement.num_cells,
+        groups_per_batch=settings.schedule.groups_per_batch,
         started_at=time.time(),
         resumed_version=resumed_version,
         config_sha256=hashlib.sha256(config_text.encode()).hexdigest(),

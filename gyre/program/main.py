@@ -83,6 +83,13 @@ def _check_folder(folder: Path, *, resume: bool) -> None:
     from gyre.store.store import existing
 
     found = existing(folder)
+    if found is not None and found.owner_pid:
+        raise ConfigError(
+            "run.name",
+            wanted="a run folder that no living run owns",
+            given=f"{folder} ({found.describe()})",
+            fix=f"stop that run first (pid {found.owner_pid}), or choose another name",
+        )
     if found is not None and not resume:
         raise ConfigError(
             "run.name",

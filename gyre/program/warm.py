@@ -48,7 +48,7 @@ class WarmSettings:
     demonstrations: int = 4000
     held_out: int = 64
     task_seed: int = 0
-    threads: int = 2
+    threads: int = 1
 
 
 def model_config(vocab_size: int, end_id: int, pad_id: int) -> dict[str, object]:
