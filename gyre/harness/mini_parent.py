@@ -84,17 +84,17 @@ class _Scripted(BaseHTTPRequestHandler):
         pass
 
 
-def warm_up(run: Run, config: dict[str, Any]) -> None:
+def warm_up(run: Run, config: dict[str, Any], enter: ModuleType) -> None:
     """One whole run against a scripted server in a child process, so that no server thread lives here."""
     server = HTTPServer(("127.0.0.1", 0), _Scripted)
     pid = os.fork()
     if pid == 0:
+        enter.die_with_parent()
         signal.alarm(WARM_UP_S)
         server.serve_forever()
     try:
-        with tempfile.TemporaryDirectory(prefix="gyre-warm-") as folder:
-            url = f"http://127.0.0.1:{server.server_port}/v1"
-            run(config, {"base_url": url, "api_key": "warm", "model": "warm", "workdir": folder, "task": "warm"})
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        run(config, {"base_url": url, "api_key": "warm", "model": "warm", "workdir": "/", "task": "warm"})
     finally:
         server.server_close()
         os.kill(pid, signal.SIGKILL)
@@ -215,7 +215,7 @@ def main() -> None:
     run, load_yaml = load_agent()
     with open(sys.argv[3]) as file:
         config = load_yaml(file)
-    warm_up(run, config)
+    warm_up(run, config, enter)
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     gc.collect()
     gc.freeze()  # Keeps the collector from touching, and so copying, every shared page in each child.
