@@ -67,7 +67,7 @@ def _train(arguments: argparse.Namespace) -> NoReturn:
         config=arguments.config, overrides=tuple(arguments.set), folder=folder, resume=arguments.resume
     )
     if launch.rank == 0:
-        _check_folder(folder, resume=launch.resume)
+        _check_folder(folder, resume=launch.resume, is_restart=launch.is_restart)
     _log_to(folder / "logs" / f"rank-{launch.rank}.log", settings.watch.log_level.value)
     code = run(settings, launch)
     # Everything of ours is closed. Tearing down an interpreter that holds torch, SGLang and Megatron was seen to
@@ -78,12 +78,12 @@ def _train(arguments: argparse.Namespace) -> NoReturn:
     os._exit(code)
 
 
-def _check_folder(folder: Path, *, resume: bool) -> None:
-    """A run folder that holds a run is continued only when asked to."""
+def _check_folder(folder: Path, *, resume: bool, is_restart: bool) -> None:
+    """A run folder that holds a run is continued only when asked to, or when torchrun started the ranks again."""
     from gyre.store.store import existing
 
     found = existing(folder)
-    if found is not None and found.owner_pid:
+    if found is not None and found.owner_pid and not is_restart:
         raise ConfigError(
             "run.name",
             wanted="a run folder that no living run owns",

@@ -37,6 +37,7 @@ class Launch:
     folder: Path
     overrides: tuple[str, ...]
     resume: bool
+    is_restart: bool
     rank: int
     local_rank: int
     world_size: int
@@ -63,6 +64,7 @@ class Launch:
             overrides=overrides,
             folder=folder,
             resume=resume or restarted,
+            is_restart=restarted,
             rank=int(os.environ["RANK"]),
             local_rank=int(os.environ["LOCAL_RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),

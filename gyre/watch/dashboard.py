@@ -21,6 +21,8 @@ from gyre.watch.text import bar, count, duration
 
 MAX_CELLS = 12
 MAX_MESSAGES = 4
+FIXED_ROWS = 13
+"""All but cells and messages: frame 2, head 2, the table's header, a blank and 7 figures."""
 LABEL_COLUMNS = 12
 NOTHING = "-"
 GAP_ALARM = 1e-2
@@ -38,14 +40,21 @@ LOOKS: dict[CellState, tuple[str, str]] = {
 }
 
 
-def render(snapshot: RunSnapshot, width: int) -> RenderableType:
-    """The whole dashboard for a terminal of `width` columns (useful from about 60)."""
+def render(snapshot: RunSnapshot, width: int, height: int | None = None) -> RenderableType:
+    """The whole dashboard for a terminal of `width` columns (useful from about 60).
+
+    With `height` given, cells give way so that the messages stay in sight (useful from about 16 rows).
+    """
     inner = max(40, width - 4)
     parts: list[RenderableType] = [_head(snapshot, inner), Text()]
     if snapshot.start_lines:
         parts.append(_start(snapshot))
     else:
-        parts += [_cells(snapshot, inner), Text(), _figures(snapshot, inner - LABEL_COLUMNS)]
+        parts += [
+            _cells(snapshot, inner, _room_for_cells(snapshot, inner, height)),
+            Text(),
+            _figures(snapshot, inner - LABEL_COLUMNS),
+        ]
     if snapshot.messages:
         parts += [Text(), *(_message(text) for text in snapshot.messages[-MAX_MESSAGES:])]
     return Panel(
@@ -137,7 +146,19 @@ def _start_style(line: str) -> str:
     return "green" if "serving" in line else ""
 
 
-def _cells(snapshot: RunSnapshot, inner: int) -> RenderableType:
+def _room_for_cells(snapshot: RunSnapshot, inner: int, height: int | None) -> int:
+    """Rows of the table of cells, when all that stands around it takes its place first."""
+    if height is None:
+        return MAX_CELLS
+    messages = snapshot.messages[-MAX_MESSAGES:]
+    taken = FIXED_ROWS + sum(1 + (len(text) + 2) // inner for text in messages) + bool(messages)
+    room = height - taken
+    if len(snapshot.schedule.cells) > room:
+        room -= 1  # the line that counts the others
+    return max(1, min(MAX_CELLS, room))
+
+
+def _cells(snapshot: RunSnapshot, inner: int, max_cells: int) -> RenderableType:
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim", expand=False)
     is_wide = inner >= 90
     table.add_column("cell", justify="right", no_wrap=True)
@@ -149,11 +170,11 @@ def _cells(snapshot: RunSnapshot, inner: int) -> RenderableType:
     table.add_column("rollouts", no_wrap=True, min_width=13)
     if is_wide:
         table.add_column("doing", no_wrap=True, overflow="ellipsis", max_width=inner - 74)
-    shown = snapshot.schedule.cells[:MAX_CELLS]
+    shown = snapshot.schedule.cells[:max_cells]
     for cell, picture in zip(shown, snapshot.cells, strict=False):
         row = _cell_row(cell, picture, snapshot.elapsed_s)
         table.add_row(*(row if is_wide else row[:-1]))
-    hidden = snapshot.schedule.cells[MAX_CELLS:]
+    hidden = snapshot.schedule.cells[max_cells:]
     if not hidden:
         return table
     counts = Counter(cell.state.value for cell in hidden)
@@ -183,15 +204,14 @@ def _cell_row(cell: CellSnapshot, picture: CellPicture, now: float) -> Sequence[
 def _figures(snapshot: RunSnapshot, room: int) -> RenderableType:
     grid = Table.grid(padding=(0, 0), expand=False)
     grid.add_column(width=LABEL_COLUMNS, no_wrap=True, style="dim")
-    grid.add_column(overflow="fold")
+    grid.add_column(overflow="ellipsis", no_wrap=True, max_width=room)  # a row is a line: the picture keeps its height
     grid.add_row("waterlevel", _waterlevel(snapshot.schedule, room))
     grid.add_row("rollouts", _rollouts(snapshot))
     grid.add_row("batch", _batch(snapshot, room))
     grid.add_row("reward", _reward(snapshot, room))
     grid.add_row("sampling", _sampling(snapshot))
     grid.add_row("training", _training(snapshot))
-    if snapshot.switches:
-        grid.add_row("switches", _switches(snapshot, room))
+    grid.add_row("switches", _switches(snapshot, room))
     return grid
 
 
@@ -226,39 +246,42 @@ def _batch(snapshot: RunSnapshot, room: int) -> Text:
         return Text("all steps trained" if snapshot.schedule.is_finished else NOTHING, style="dim")
     text = Text.assemble(
         (bar(batch.groups_ready, batch.num_groups, max(8, min(16, room // 6))), "magenta"),
-        f" {batch.groups_ready} of {batch.num_groups} groups; micro-steps {batch.micro_steps_ready} ready,"
-        f" {batch.micro_steps_claimed} claimed, {batch.micro_steps_done} done",
+        f" {batch.groups_ready} of {batch.num_groups} groups",
     )
     if batch.is_closed:
         text.append(", closed", style="yellow")
-    return text
+        return text.append(f"; {batch.micro_steps_done} micro-steps done")
+    return text.append(
+        f"; micro-steps {batch.micro_steps_ready} ready, {batch.micro_steps_claimed} claimed,"
+        f" {batch.micro_steps_done} done"
+    )
 
 
 def _reward(snapshot: RunSnapshot, room: int) -> Text:
-    text = Text()
-    if snapshot.rewards:
-        columns = max(10, min(60, room - 34))
-        recent = snapshot.rewards[-8:]
-        text.append(sparkline(snapshot.rewards[-columns:]), style="green")
-        text.append(f" {snapshot.rewards[-1]:.3f}", style="bold")
-        text.append(f" (last {len(recent)}: {sum(recent) / len(recent):.3f})", style="dim")
-    else:
-        text.append("no step yet", style="dim")
-    for name, value in (("before", snapshot.eval_before), ("after", snapshot.eval_after)):
-        if value is not None:
-            text.append(f"  {name} {value:.3f}")
-    return text
+    evaluations = "".join(
+        f"  {name} {value:.3f}"
+        for name, value in (("before", snapshot.eval_before), ("after", snapshot.eval_after))
+        if value is not None
+    )
+    if not snapshot.rewards:
+        return Text.assemble(("no step yet", "dim"), evaluations)
+    recent = snapshot.rewards[-8:]
+    last = f" {snapshot.rewards[-1]:.3f}"
+    mean = f" (last {len(recent)}: {sum(recent) / len(recent):.3f})"
+    columns = max(8, min(60, room - len(last) - len(mean) - len(evaluations)))
+    curve = sparkline(snapshot.rewards[-columns:])
+    return Text.assemble((curve, "green"), (last, "bold"), (mean, "dim"), evaluations)
 
 
 def _sampling(snapshot: RunSnapshot) -> Text:
     text = Text.assemble(
-        (f"{snapshot.tokens_per_s:.0f}", "bold"), f" tokens/s, {count(snapshot.tokens_sampled)} in all;"
-        f" {snapshot.moved_live_requests} moved live",
+        (f"{snapshot.tokens_per_s:.0f}", "bold"), f" tokens/s, {count(snapshot.tokens_sampled)} in all; "
     )  # fmt: skip
+    if snapshot.harness_errors:  # first, since a narrow terminal cuts the end off
+        text.append(f"{snapshot.harness_errors} harness errors", style="bold red").append(", ")
+    text.append(f"{snapshot.moved_live_requests} moved live")
     if snapshot.waiting_turns:
         text.append(f", {snapshot.waiting_turns} waiting", style="yellow")
-    if snapshot.harness_errors:
-        text.append(f", {snapshot.harness_errors} harness errors", style="bold red")
     return text
 
 
@@ -278,7 +301,7 @@ def _switches(snapshot: RunSnapshot, room: int) -> Text:
         if len("  ".join([*words, word])) > room:
             break
         words.append(word)
-    return Text("  ".join(words))
+    return Text("  ".join(words)) if words else Text(NOTHING, style="dim")
 
 
 def _message(text: str) -> Text:

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import threading
+from collections import deque
 from typing import Protocol, TextIO
 
 from rich.console import Console, RenderableType
@@ -25,6 +26,7 @@ from gyre.watch.text import duration
 log = logging.getLogger(__name__)
 
 LINE_EVERY_S = 10.0
+MAX_WORDS = 100
 PAINT_END_WAIT_S = 2.0
 GONE = (OSError, ValueError)
 """What writing to a terminal that went away raises: EIO or EPIPE, and ValueError once the file is closed."""
@@ -35,6 +37,10 @@ class Painter(Protocol):
 
     def paint(self, snapshot: RunSnapshot) -> None:
         """Show a snapshot."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Write a line that stays, above the picture if there is one."""
         ...
 
     def end(self, text: str) -> None:
@@ -52,12 +58,22 @@ class Screen:
         self._painter = make_painter(settings.dashboard, out) if out is not None else None
         self._newest: RunSnapshot | None = None
         self._last_words = ""
+        # Bounded, since a terminal that does not read takes nothing away.
+        self._words: deque[str] = deque(maxlen=MAX_WORDS)
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def update(self, snapshot: RunSnapshot) -> None:
         """Show this from now on; costs nothing, paints later. Never raises for the terminal's sake."""
         self._newest = snapshot
+        self._start()
+
+    def say(self, text: str) -> None:
+        """Write a line that must be seen and stays, before the next picture. Never raises for the terminal's sake."""
+        self._words.append(text)
+        self._start()
+
+    def _start(self) -> None:
         if self._thread is None and self._painter is not None:
             self._thread = threading.Thread(target=self._paint, name="screen", daemon=True)
             self._thread.start()
@@ -76,9 +92,11 @@ class Screen:
 
     def _paint(self) -> None:
         painted: RunSnapshot | None = None
+        is_first = True
         try:
             while True:
-                is_over = self._over.wait(self._refresh_s) if painted is not None else self._over.is_set()
+                is_over = self._over.is_set() if is_first else self._over.wait(self._refresh_s)
+                is_first = False
                 newest = self._newest
                 if not self._guard(newest if newest is not painted else None, is_over=is_over) or is_over:
                     return
@@ -91,6 +109,8 @@ class Screen:
         painter = self._painter
         assert painter is not None
         try:
+            while self._words:
+                painter.say(self._words.popleft())
             if snapshot is not None:
                 painter.paint(snapshot)
             if is_over:
@@ -146,6 +166,11 @@ class LivePainter:
         else:
             self._live.update(picture, refresh=True)
 
+    def say(self, text: str) -> None:
+        """Above the picture, which rich redraws below."""
+        self._console.print(Text(text), soft_wrap=True)
+        self._console.file.flush()
+
     def end(self, text: str) -> None:
         """Let the last picture stand."""
         if self._live is not None:
@@ -154,7 +179,7 @@ class LivePainter:
         self._console.file.flush()
 
     def _picture(self, snapshot: RunSnapshot) -> RenderableType:
-        return render(snapshot, self._console.width)
+        return render(snapshot, self._console.width, self._console.height)
 
 
 class LinePainter:
@@ -175,6 +200,10 @@ class LinePainter:
                 self._next_line_s = now + LINE_EVERY_S
             self._write("".join(f"{line}\n" for line in lines))
         self._last = snapshot
+
+    def say(self, text: str) -> None:
+        """Write the line."""
+        self._write(f"{text}\n")
 
     def end(self, text: str) -> None:
         """Write the last words."""

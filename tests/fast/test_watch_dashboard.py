@@ -1,20 +1,21 @@
 """What the dashboard says, as text, at several widths and without colour."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from gyre.schedule.cells import CellState
-from gyre.watch.dashboard import next_switch, plain_line, render
+from gyre.watch.dashboard import FIXED_ROWS, next_switch, plain_line, render
 from gyre.watch.snapshot import RunSnapshot
 from gyre.watch.text import bar, count, duration
 from tests.fakes.run_snapshot import make_schedule, make_snapshot
 
 
-def drawn(snapshot: RunSnapshot, width: int, *, colour: bool = False) -> str:
+def drawn(snapshot: RunSnapshot, width: int, *, height: int | None = None, colour: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=colour, no_color=not colour, legacy_windows=False)
-    console.print(render(snapshot, width))
+    console.print(render(snapshot, width, height))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -48,6 +49,39 @@ def test_starting_shows_who_is_missing_and_no_figures_yet() -> None:
 def test_an_evaluation_shows_its_own_progress() -> None:
     text = drawn(make_snapshot(phase="evaluating before", eval_done=3, eval_total=24), 100)
     assert "evaluating before  3 of 24 rollouts" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_the_height_changes_with_cells_and_messages_alone(width: int) -> None:
+    calm = make_snapshot(messages=())
+    others = [
+        replace(calm, switches=(), rewards=(), eval_before=None),
+        replace(calm, eval_after=0.7, rewards=(0.5,) * 200),
+        replace(calm, harness_errors=12, waiting_turns=123),
+        replace(calm, rollout_states=dict.fromkeys(("running", "ended", "graded", "scored", "dropped"), 1000)),
+    ]
+    assert {len(drawn(one, width).splitlines()) for one in (calm, *others)} == {FIXED_ROWS + 4}
+    assert "after 0.700" in drawn(others[1], width) and "12 harness errors" in drawn(others[2], width)
+
+
+@pytest.mark.parametrize("num_cells", [1, 3, 7, 8, 12, 40])
+@pytest.mark.parametrize("height", [24, 40])
+def test_messages_stay_in_sight_however_many_cells_there_are(num_cells: int, height: int) -> None:
+    messages = (*(f"warning: {number} " + "long " * 20 for number in range(3)), "error: rank 2 died")
+    snapshot = make_snapshot((CellState.SERVING,) * num_cells, messages=messages)
+    lines = drawn(snapshot, 80, height=height).splitlines()
+    assert len(lines) <= height
+    assert any("error: rank 2 died" in line for line in lines)
+    hidden = [line for line in lines if "more cells" in line]
+    shown = sum("satellite " in line or "core " in line for line in lines)
+    assert shown == num_cells if not hidden else f"and {num_cells - shown} more cells" in hidden[0]
+
+
+def test_a_closed_step_fits_80_columns() -> None:
+    schedule = make_schedule()
+    assert schedule.batch is not None
+    closed = replace(schedule, batch=replace(schedule.batch, is_closed=True))
+    assert "2 of 4 groups, closed; 2 micro-steps done" in drawn(make_snapshot(schedule=closed), 80)
 
 
 def test_many_cells_are_counted_instead_of_listed() -> None:

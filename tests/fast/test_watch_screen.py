@@ -80,6 +80,36 @@ def test_nothing_is_written_when_off_and_words_alone_without_a_snapshot() -> Non
     assert stream.getvalue() == "words\n"
 
 
+@pytest.mark.parametrize("dashboard", [Dashboard.RICH, Dashboard.LINES])
+def test_what_is_said_comes_before_the_last_words_with_or_without_a_picture(
+    monkeypatch: pytest.MonkeyPatch, dashboard: Dashboard
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    screen = Screen(settings(dashboard), stream)
+    screen.say("continuing from step-000012 [sic]")
+    screen.update(make_snapshot())
+    screen.say("second")
+    screen.finish("words\n")
+    text = stream.getvalue()
+    assert text.index("continuing from step-000012 [sic]") < text.index("second") < text.rindex("words\n")
+
+
+def test_saying_without_a_snapshot_does_not_spin() -> None:
+    waits = []
+
+    class Counting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return super().wait(10)
+
+    screen = Screen(settings(Dashboard.LINES), io.StringIO())
+    screen._over = Counting()
+    screen.say("hello")
+    screen.finish("")
+    assert len(waits) <= 1
+
+
 def test_lines_come_for_news_and_every_ten_seconds() -> None:
     stream = io.StringIO()
     painter = LinePainter(stream)
