@@ -217,6 +217,13 @@ def check_combinations(settings: Settings) -> None:
             fix="change ep, or the others",
         )
     _check_tokens(settings, model.max_context_tokens)
+    if settings.sampling.top_p < 1 and settings.sampling.temperature > 0:
+        raise ConfigError(
+            "sampling.top_p",
+            wanted="1",
+            given=settings.sampling.top_p,
+            fix="the engine reports log-probs of the uncut distribution, so a nucleus would bias training",
+        )
     if tasks.eval_rollouts and tasks.held_out is None:
         raise ConfigError(
             "tasks.held_out",

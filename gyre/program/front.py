@@ -62,6 +62,7 @@ from gyre.wire.messages import (
     EngineStarted,
     Generated,
     Graded,
+    HandsFailed,
     HandsUp,
     Heartbeat,
     Message,
@@ -261,6 +262,8 @@ class Front:
                 self._rank_up(identity, message)
             case HandsUp():
                 self._hands_up(identity, message)
+            case HandsFailed():
+                self.end(f"hands of node {message.node} failed: {message.reason}")
             case RankFailed():
                 self.end(f"rank {message.rank} failed: {message.reason}")
             case StopRequested():

@@ -146,6 +146,7 @@ class Leader:
             try:
                 return self._orders.get(timeout=5.0)
             except queue.Empty:
+                self._engine.check()
                 self._relay.send(Idle())
 
     def _take_weights(self, order: TakeWeights) -> None:

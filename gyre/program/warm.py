@@ -156,6 +156,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--threads", type=int, default=default.threads)
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("megatron").setLevel(logging.WARNING)
     settings = WarmSettings(seed=args.seed, steps=args.steps, demonstrations=args.demonstrations, threads=args.threads)
     warm_up(args.out, settings, Habits())
     return 0
