@@ -57,18 +57,16 @@ run_long() {
     return "$code"
 }
 
-# Prints each process that this run started and that still lives: its environment names the run. Zombies and the
-# shells that lead to this one do not count.
+# Prints each process that this run started and that still lives: its environment names the run.
 marked_processes() {
-    local folder pid
+    local folder pid command
     for folder in /proc/[0-9]*; do
         pid=${folder#/proc/}
-        [[ $pid != "$$" && $pid != "$BASHPID" && $pid != "$PPID" ]] || continue
-        if grep -zqsx "GYRE_TEST_RUN=$GYRE_TEST_RUN" "$folder/environ" && [[ -s $folder/cmdline ]]; then
-            # Another subshell of this script is none of the tests' processes.
-            [[ $(awk '{ print $4 }' "$folder/stat" 2>/dev/null) == "$$" ]] && continue
-            printf 'process %s: %s\n' "$pid" "$(tr '\0' ' ' <"$folder/cmdline" | cut -c 1-160)"
-        fi
+        grep -zqsx "GYRE_TEST_RUN=$GYRE_TEST_RUN" "$folder/environ" || continue
+        # This script's own subshells carry the mark while they run a program, and are none of the tests' processes.
+        [[ $(ps -o pgid= -p "$pid") -ne $OWN_GROUP || $(ps -o ppid= -p "$pid") -eq 1 ]] || continue
+        command=$(tr '\0' ' ' <"$folder/cmdline" | cut -c 1-160)
+        [[ -z $command ]] || printf 'process %s: %s\n' "$pid" "$command"
     done 2>/dev/null
 }
 
@@ -129,6 +127,7 @@ enter_environment
 [[ $# -gt 0 ]] || set -- "${TIERS[@]}"
 
 GYRE_TEST_RUN=$(date +%s)-$$
+OWN_GROUP=$(ps -o pgid= -p $$)
 TMPDIR=$(mktemp -d /tmp/gt.XXXXXX)
 RESULTS=$(mktemp -d /tmp/gr.XXXXXX)
 export GYRE_TEST_RUN TMPDIR
