@@ -12,7 +12,7 @@ import psutil
 
 CHECKOUT = Path(__file__).parents[2]
 CONFIG = CHECKOUT / "configs" / "quickstart.toml"
-MARK = "GYRE_TEST_RUN"
+MARK = "GYRE_TEST_LAUNCH"
 
 
 class Launched:
