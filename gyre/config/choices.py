@@ -44,7 +44,10 @@ class AdvantageScale(StrEnum):
 
 
 class PolicyName(StrEnum):
-    """The rule by which cells leave rollout and come back."""
+    """The rule by which cells leave rollout and come back.
+
+    Those that a real run cannot act upon yet (`is_simulated_only`) are refused by `check_runnable`.
+    """
 
     WATERLEVEL = "waterlevel"
 
@@ -76,6 +79,38 @@ class Dashboard(StrEnum):
 
 class LogLevel(StrEnum):
     """The least severe log line that is written."""
+    """The published rule: a cell leaves while the others cover the unfinished rollouts."""
+    COLOCATE = "colocate"
+    """The whole pool switches when a batch is complete; fixed shares of the batch."""
+    COLOCATE_STREAMING = "colocate-streaming"
+    """The same, and cells claim micro-steps one by one."""
+    ASYNC = "async"
+    """A fixed split; training starts when a batch is complete, in fixed shares."""
+    ASYNC_STREAMING = "async-streaming"
+    """The same split; micro-steps are trained as groups become ready."""
+    JUST_IN_TIME = "just-in-time"
+    """Training gets the cells that finish it when the batch's last rollout ends; starved cells go back."""
+    JUST_IN_TIME_HISTORY = "just-in-time-history"
+    """The same, with the lengths of earlier rollouts of a task: long groups start first."""
+
+    @property
+    def is_simulated_only(self) -> bool:
+        """Whether only the simulator acts upon it.
+
+        Fixed shares would need a queue that waits for the whole batch; leaving a step in its middle needs the
+        gradient so far to be handed over. Neither exists on the ranks.
+        """
+        return self not in (PolicyName.WATERLEVEL, PolicyName.COLOCATE_STREAMING, PolicyName.ASYNC_STREAMING)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether its cells never change sides."""
+        return self in (PolicyName.ASYNC, PolicyName.ASYNC_STREAMING)
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether micro-steps are claimed one by one as groups become ready."""
+        return self not in (PolicyName.COLOCATE, PolicyName.ASYNC)
 
     DEBUG = "debug"
     INFO = "info"

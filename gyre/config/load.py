@@ -218,6 +218,13 @@ def check_combinations(settings: Settings) -> None:
         )
     _check_tokens(settings, model.max_context_tokens)
     if settings.sampling.top_p < 1 and settings.sampling.temperature > 0:
+    if settings.schedule.policy.is_async and settings.schedule.training_cells >= max(where.num_cells, 1):
+        raise ConfigError(
+            "schedule.training_cells",
+            wanted=f"less than placement.num_cells = {where.num_cells}",
+            given=settings.schedule.training_cells,
+            fix="an async policy needs a cell for rollouts",
+        )
         raise ConfigError(
             "sampling.top_p",
             wanted="1",
@@ -286,6 +293,18 @@ def describe_settings() -> str:
         _, _, purpose = (schema.__doc__ or "").partition(": ")
         lines += ["", f"[{section}]  # {purpose}"] if lines else [f"[{section}]  # {purpose}"]
         for setting in settings_of(section, schema):
+def check_runnable(settings: Settings) -> None:
+    """Raise ConfigError for what can be simulated and not run."""
+    policy = settings.schedule.policy
+    if policy.is_simulated_only:
+        able = ", ".join(one.value for one in type(policy) if not one.is_simulated_only)
+        fix = "`gyre.py simulate` takes it; the ranks cannot carry it out"
+        raise ConfigError("schedule.policy", wanted=f"one of {able} for a run", given=policy.value, fix=fix)
+    if policy.is_async and settings.placement.num_cells < 2:
+        fix = "add a cell, or choose another policy"
+        raise ConfigError("placement.num_cells", wanted="2 or more for an async policy", given=1, fix=fix)
+
+
             kind = f"{_type_words(setting.kind)} {setting.doc.within}".strip()
             lines.append(f"  {setting.name} = {_default_text(setting.default)}")
             lines.append(f"      {setting.doc.text} ({kind})")

@@ -56,6 +56,7 @@ DECAY = Range(at_least=0, below=1)
 PORT = Range(at_least=1024, at_most=65535)
 
 
+UNIT = Range(at_least=0, at_most=1)
 @dataclass(frozen=True, slots=True)
 class Doc:
     """A setting's line of doc and its range."""
@@ -163,6 +164,7 @@ class SamplingSettings:
         PathRole.MAIN,
         PathRole.SUB_AGENT,
         PathRole.MAIN_SUMMARY,
+    training_cells: Annotated[int, Doc("cells that only train, for the async policies; 0: half of them", COUNT)] = 0
         PathRole.SUB_AGENT_SUMMARY,
     )
 
@@ -238,6 +240,32 @@ class Settings:
     rollout: RolloutSettings
     tasks: TasksSettings
     sandbox: SandboxSettings
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateSettings:
+    """[simulate]: the cluster and the workload that `gyre.py simulate` assumes; a real run reads none of it."""
+
+    median_s: Annotated[float, Doc("median rollout alone on a cell", POSITIVE)] = 1200.0
+    sigma: Annotated[float, Doc("standard deviation of the logarithm of a rollout's seconds", COUNT)] = 0.9
+    between_share: Annotated[float, Doc("share of that variance that lies between tasks", UNIT)] = 0.5
+    limit_s: Annotated[float, Doc("time limit of a rollout, alone on a cell", POSITIVE)] = 7200.0
+    tool_share: Annotated[float, Doc("share of a lone rollout's time spent in tools", DECAY)] = 0.3
+    half_speed_rollouts: Annotated[float, Doc("further decoding rollouts that halve each one's speed", POSITIVE)] = 12.0
+    train_ratio: Annotated[float, Doc("training cell-seconds for a second of lone rollout", POSITIVE)] = 0.02
+    optimizer_s: Annotated[float, Doc("reduce gradients, apply the step, expose weights", COUNT)] = 20.0
+    switch_to_training_s: Annotated[float, Doc("drain, release, join", COUNT)] = 8.52
+    switch_to_rollout_s: Annotated[float, Doc("leave training until serving, without the pull", COUNT)] = 3.46
+    pull_s: Annotated[float, Doc("an engine takes new weights", COUNT)] = 3.0
+    kv_migration: Annotated[bool, Doc("a moved rollout takes its KV along; else its prefix is computed again")] = True
+    move_s: Annotated[float, Doc("what a moved rollout loses with KV migration", COUNT)] = 5.0
+    recompute_s: Annotated[float, Doc("what it loses without", COUNT)] = 60.0
+    grading_s: Annotated[float, Doc("from a rollout's end to its score", COUNT)] = 30.0
+    share_imbalance: Annotated[float, Doc("extra training time of fixed shares", COUNT)] = 0.05
+    history_error: Annotated[float, Doc("sigma of the logarithmic error of lengths from history", COUNT)] = 0.3
+    harness_crash_share: Annotated[float, Doc("share of rollouts whose harness crashes on the way", UNIT)] = 0.0
+    cell_loss_hours: Annotated[float, Doc("mean hours until a cell is lost; 0: never", COUNT)] = 0.0
+    restart_s: Annotated[float, Doc("from a lost cell until all serve again from the last step", COUNT)] = 300.0
+
+
     gateway: GatewaySettings
     watch: WatchSettings
     stop: StopSettings
@@ -255,6 +283,7 @@ class Settings:
 
     @property
     def num_ranks(self) -> int:
+    simulate: SimulateSettings
         """Ranks of the whole world, as torchrun must start them."""
         return self.placement.num_cells * self.ranks_per_cell
 

@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(arguments: argparse.Namespace) -> NoReturn:
-    from gyre.config.load import check_paths, load_settings
+    from gyre.config.load import check_paths, check_runnable, load_settings
 
     settings = load_settings(arguments.config, overrides=arguments.set)
     check_paths(settings)
@@ -89,6 +89,7 @@ def _check_folder(folder: Path, *, resume: bool, is_restart: bool) -> None:
             wanted="a run folder that no living run owns",
             given=f"{folder} ({found.describe()})",
             fix=f"stop that run first (pid {found.owner_pid}), or choose another name",
+    check_runnable(settings)
         )
     if found is not None and not resume:
         raise ConfigError(
@@ -107,7 +108,7 @@ def _log_to(path: Path, level: str) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from gyre.config.load import check_paths, load_settings
+    from gyre.config.load import check_paths, check_runnable, load_settings
     from gyre.program.check import describe
 
     settings = load_settings(arguments.config, overrides=arguments.set)
@@ -128,3 +129,4 @@ def _summary(arguments: argparse.Namespace) -> int:
 
     sys.stdout.write(render_summary(write_summary(arguments.folder)))
     return 0
+    check_runnable(settings)

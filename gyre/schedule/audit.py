@@ -37,7 +37,7 @@ def _audit_routes(scheduler: Scheduler) -> None:
     for rollout, found in places.items():
         assert len(found) == 1, f"rollout {rollout} is at {found}"
     for cell in scheduler.cells:
-        if cell.state is CellState.SERVING and books.waiting:
+        if cell.index in scheduler.open_cells and books.waiting:
             assert books.room(cell.index) == 0, f"{len(books.waiting)} wait, cell {cell.index} has room"
 
 
@@ -63,7 +63,8 @@ def _audit_cells(scheduler: Scheduler) -> None:
     assert scheduler.is_closed <= (not members and not on_the_way), f"step is closed, yet: {text}"
     for cell in scheduler.cells:
         if cell.state is CellState.PUBLISHING:
-            assert scheduler.is_closed or cell.is_still_draining, f"cell {cell.index} waits for nothing: {text}"
+            is_waiting = scheduler.is_closed or cell.is_still_draining or cell.index in scheduler.staying
+            assert is_waiting, f"cell {cell.index} waits for nothing: {text}"
     if scheduler.rollouts.waterlevel > 0:
         assert any(cell.is_in_rollout for cell in scheduler.cells), f"nobody serves the rollouts: {text}"
 

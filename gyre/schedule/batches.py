@@ -18,6 +18,8 @@ class Batch:
     num_ready: int = 0
     claimed: dict[int, int] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
+    working: dict[int, int] = field(default_factory=dict)
+    """Micro-step in work by cell: a cell has one at a time."""
 
     @property
     def is_complete(self) -> bool:
@@ -34,6 +36,15 @@ class Batch:
         """Ready micro-steps that nobody took."""
         return self.num_ready - len(self.claimed)
 
+    @property
+    def num_in_work(self) -> int:
+        """Micro-steps claimed and not done."""
+        return len(self.claimed) - len(self.done)
+
+    def is_working(self, cell: int) -> bool:
+        """Whether the cell has a micro-step that is not done."""
+        return cell in self.working
+
     def add_group(self, group: int, num_micro_steps: int) -> None:
         """The group's rows are packed; its micro-steps take the next indices."""
         assert group not in self.groups, f"group {group} is ready twice"
@@ -47,6 +58,7 @@ class Batch:
         assert 0 <= index < self.num_ready, f"{name} is not ready: {self.num_ready} are"
         assert index not in self.claimed, f"{name} claimed twice: by cell {self.claimed[index]} and cell {cell}"
         self.claimed[index] = cell
+        self.working[cell] = index
 
     def finish(self, index: int, cell: int) -> None:
         """The cell that took it has accumulated its gradient."""
@@ -54,6 +66,7 @@ class Batch:
         assert self.claimed.get(index) == cell, f"{name} done by cell {cell}, claimed by {self.claimed.get(index)}"
         assert index not in self.done, f"{name} done twice by cell {cell}"
         self.done[index] = cell
+        self.working.pop(cell, None)
 
 
 class BatchBook:

@@ -60,6 +60,7 @@ TABLE: dict[tuple[CellState, Trigger], CellState] = LOSSES | {
     (S.TRAINING, MicroStepClaimed): S.TRAINING,
     (S.TRAINING, MicroStepDone): S.TRAINING,
     (S.TRAINING, CloseStep): S.PUBLISHING,
+    (S.TRAINING, ReturnToRollout): S.LOADING,
     (S.DRAINING, CloseStep): S.PUBLISHING,
     (S.RELEASED, CloseStep): S.PUBLISHING,
     (S.JOINING, CloseStep): S.PUBLISHING,

@@ -58,7 +58,10 @@ class CloseStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReturnToRollout:
-    """Leave training, load the weights of `version`, answer the probe, serve."""
+    """Leave training, load the weights of `version`, answer the probe, serve.
+
+    In the middle of a step (only under policies that return cells) the gradient so far is handed to the core first.
+    """
 
     cell: int
     version: int

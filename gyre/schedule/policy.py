@@ -10,7 +10,25 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
+from gyre.config.choices import PolicyName
 from gyre.config.schema import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What is known of rollouts beforehand, in seconds alone on a cell: the time limit, and means by group.
+
+    A group without history has the mean of the others, or half the limit.
+    """
+
+    limit_s: float = math.inf
+    group_s: tuple[float, ...] = ()
+
+    def of(self, group: int) -> float:
+        """The expected length of the group's rollouts."""
+        if group < len(self.group_s):
+            return self.group_s[group]
+        return sum(self.group_s) / len(self.group_s) if self.group_s else self.limit_s / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +43,9 @@ class SchedulerSettings:
     staleness: float = 0.0
     mu: int = 1
     is_held: bool = False
+    policy: PolicyName = PolicyName.WATERLEVEL
+    training_cells: int = 0
+    forecast: Forecast = Forecast()
 
     @classmethod
     def of(cls, settings: Settings, *, is_held: bool = False) -> "SchedulerSettings":
@@ -39,6 +60,8 @@ class SchedulerSettings:
             staleness=plan.staleness,
             mu=settings.run.mu,
             is_held=is_held,
+            policy=plan.policy,
+            training_cells=plan.training_cells,
         )
 
 

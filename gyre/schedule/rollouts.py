@@ -20,6 +20,7 @@ class RolloutBook:
         self.routed: tuple[dict[RolloutId, None], ...] = tuple({} for _ in range(num_cells))
         self._route: dict[RolloutId, int | None] = {}
         self._has_started: set[RolloutId] = set()
+        self._since: dict[RolloutId, float] = {}
 
     @property
     def waterlevel(self) -> int:
@@ -38,6 +39,11 @@ class RolloutBook:
     def is_live(self, rollout: RolloutId) -> bool:
         """Whether it was dispatched and has not terminated."""
         return rollout in self._route
+
+    def age(self, rollout: RolloutId, now: float) -> float | None:
+        """Seconds since a live rollout had its first route; None before."""
+        since = self._since.get(rollout)
+        return None if since is None else now - since
 
     def room(self, cell: int) -> int:
         """Rollouts that the cell could still take."""
@@ -67,9 +73,10 @@ class RolloutBook:
         else:
             del self.routed[cell][rollout]
         self._has_started.discard(rollout)
+        self._since.pop(rollout, None)
         self.terminated += 1
 
-    def admit_waiting(self, serving: Sequence[int]) -> list[tuple[RolloutId, int]]:
+    def admit_waiting(self, serving: Sequence[int], now: float) -> list[tuple[RolloutId, int]]:
         """Route waiting rollouts to the least loaded cells of `serving` that have room.
 
         Of equals the highest cell takes it: it stays in rollout longest, so fewer routes change later.
@@ -82,6 +89,7 @@ class RolloutBook:
             cell = max(cells, key=lambda one: (self.room(one), one))
             rollout = next(iter(self.waiting))
             del self.waiting[rollout]
+            self._since.setdefault(rollout, now)
             self._set(rollout, cell)
             admitted.append((rollout, cell))
         return admitted
@@ -95,6 +103,23 @@ class RolloutBook:
             del self.routed[source][rollout]
             self._set(rollout, cell)
             moves.append((rollout, cell))
+        return moves
+
+    def spread(self, cells: Sequence[int]) -> list[tuple[RolloutId, int, int]]:
+        """Even the loads of `cells` out, to a difference of one: (rollout, source, destination)."""
+        moves = []
+        loads = {cell: len(self.routed[cell]) for cell in cells}
+        while loads:
+            most, least = max(cells, key=loads.__getitem__), min(cells, key=loads.__getitem__)
+            if loads[most] - loads[least] < 2:
+                break
+            # The youngest has the least to carry along.
+            rollout = next(reversed(self.routed[most]))
+            del self.routed[most][rollout]
+            self._set(rollout, least)
+            loads[most] -= 1
+            loads[least] += 1
+            moves.append((rollout, most, least))
         return moves
 
     def _set(self, rollout: RolloutId, cell: int) -> None:

@@ -1,13 +1,14 @@
-"""The scheduler: `handle(event, now) -> commands`. The published waterlevel rule on one deterministic machine.
+"""The scheduler: `handle(event, now) -> commands`. One deterministic machine; its policy says when cells switch.
 
 Each event is first written into the books (cells, rollouts, batches), then the decisions are taken in a fixed
-order: close the step, dispatch, admit, let a cell leave, finish. Handling is a function of the events so far,
-so replaying a journal gives the same commands; `audit.py` checks the invariants. Steps and versions coincide:
+order: close the step, dispatch, admit, let a cell return, let a cell leave, finish. Handling is a function of
+the events so far, so replaying a journal gives the same commands. Steps and versions coincide:
 step `s` starts from version `s` and publishes `s + 1`. Cells leave one at a time: the next one only when all
 before it train, so the members of a step are always a prefix of the cells. Nothing here knows how a command is
 carried out.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -44,7 +45,9 @@ from gyre.schedule.events import (
     StepPublished,
     Tick,
 )
-from gyre.schedule.policy import SchedulerSettings, can_core_stay, can_leave, dispatch_bound
+from gyre.schedule.pace import Pace
+from gyre.schedule.policies import View, policy_of
+from gyre.schedule.policy import SchedulerSettings, dispatch_bound
 from gyre.schedule.rollouts import RolloutBook
 from gyre.schedule.snapshot import CellSnapshot, ScheduleSnapshot, batch_snapshot
 from gyre.types import RolloutId
@@ -70,6 +73,10 @@ class Scheduler:
         self.cells = tuple(Cell(index) for index in range(settings.num_cells))
         self.rollouts = RolloutBook(num_cells=settings.num_cells, capacity=settings.cell_capacity)
         self.batches = BatchBook(groups_per_batch=settings.groups_per_batch)
+        self.pace = Pace()
+        self.staying: set[int] = set()
+        """Cells that go on to the current step and wait for their turn to join it."""
+        self._policy = policy_of(settings)
 
     @property
     def batch(self) -> Batch | None:
@@ -87,8 +94,9 @@ class Scheduler:
         commands = self._record(event, now)
         if not self.is_aborted:
             commands += self._close_step(now)
-            commands += self._dispatch()
-            commands += self._admit()
+            commands += self._dispatch(now)
+            commands += self._admit(now)
+            commands += self._let_last_member_return(now)
             commands += self._let_next_cell_leave(now)
             commands += self._finish()
         return commands
@@ -101,7 +109,7 @@ class Scheduler:
             case RolloutStarted(rollout=rollout):
                 self.rollouts.start(rollout)
             case RolloutTerminated(rollout=rollout):
-                self.rollouts.terminate(rollout)
+                self._record_end(rollout, now)
             case Evaluate(rollouts=rollouts):
                 self.rollouts.dispatch(rollouts)
             case GroupReady(group=group, num_micro_steps=num_micro_steps):
@@ -109,9 +117,11 @@ class Scheduler:
             case MicroStepClaimed(cell=cell, step=step, index=index):
                 self.cells[cell].go(MicroStepClaimed, now)
                 self._open_batch(step).claim(index, cell)
+                self.pace.claimed(cell, now)
             case MicroStepDone(cell=cell, step=step, index=index):
                 self.cells[cell].go(MicroStepDone, now)
                 self._open_batch(step).finish(index, cell)
+                self.pace.done(cell, now)
             case StepPublished(step=step, version=version):
                 return self._publish(step, version, now)
             case DispatchHeld():
@@ -144,7 +154,16 @@ class Scheduler:
             case CellDrained() if was_draining and not self.is_closed:
                 # Its step was published while it drained: only now nothing is in flight, so it may load.
                 return [self._return_to_rollout(cell, now)]
+            case CellServing() if self._policy.is_rebalancing:
+                return self._spread()
         return []
+
+    def _record_end(self, rollout: RolloutId, now: float) -> None:
+        group = rollout.partition(".")[0]
+        forecast = self.settings.forecast
+        if group.isdecimal() and forecast.group_s and (age := self.rollouts.age(rollout, now)) is not None:
+            self.pace.stretch.add(age / max(forecast.of(int(group)), 1.0))
+        self.rollouts.terminate(rollout)
 
     def _record_group(self, group: int, num_micro_steps: int) -> None:
         assert 0 <= group < self.groups_dispatched, f"group {group} is ready, {self.groups_dispatched} are dispatched"
@@ -153,6 +172,7 @@ class Scheduler:
         unfinished = [rollout for rollout in self._members(group) if self.rollouts.is_live(rollout)]
         assert not unfinished, f"group {group} is ready, yet {unfinished} have not terminated"
         batch.add_group(group, num_micro_steps)
+        self.pace.per_group.add(num_micro_steps)
 
     def _open_batch(self, step: int) -> Batch:
         batch = self.batch
@@ -190,28 +210,26 @@ class Scheduler:
         self.batches.drop(step)
         self.version, self.is_closed = version, False
         commands: list[Command] = []
+        self.staying, num_staying = set(), 0
         for cell in self.cells:
             if cell.state is CellState.SERVING:
                 cell.go(LoadWeights, now)
                 commands.append(LoadWeights(cell=cell.index, version=version))
-            elif cell.index == 0 and self._can_core_stay():
-                cell.go(JoinStep, now)
-                commands.append(JoinStep(cell=0, step=version, version=version))
+            elif cell.index == num_staying and self._should_stay(cell, now):
+                num_staying += 1
+                if cell.index == 0:
+                    cell.go(JoinStep, now)
+                    commands.append(JoinStep(cell=0, step=version, version=version))
+                else:
+                    self.staying.add(cell.index)
             elif not cell.is_still_draining:
                 commands.append(self._return_to_rollout(cell, now))
         return commands
 
-    def _can_core_stay(self) -> bool:
+    def _should_stay(self, cell: Cell, now: float) -> bool:
+        """Whether the policy keeps the cell for the next step. One that was refused is never kept."""
         batch = self.batch
-        if batch is None:
-            return False
-        new_groups = dispatch_bound(self.settings, self.version) - self.groups_dispatched
-        return can_core_stay(
-            self.settings,
-            waterlevel=self.rollouts.waterlevel,
-            to_dispatch=new_groups * self.settings.rollouts_per_group,
-            is_work_ready=self._is_core_wanted(batch),
-        )
+        return batch is not None and not cell.late and self._policy.should_stay(cell.index, self._view(batch, now))
 
     def _return_to_rollout(self, cell: Cell, now: float) -> Command:
         cell.go(ReturnToRollout, now)
@@ -222,45 +240,102 @@ class Scheduler:
     def _serving(self) -> list[int]:
         return [cell.index for cell in self.cells if cell.state is CellState.SERVING]
 
-    def _dispatch(self) -> list[Command]:
-        """Every group that the staleness bound allows, once a cell serves the current version."""
-        if self.is_held or not self._serving():
-            return []
-        first, end = self.groups_dispatched, dispatch_bound(self.settings, self.version)
-        for group in range(first, end):
-            self.rollouts.dispatch(self._members(group))
-        self.groups_dispatched = max(first, end)
-        return [Dispatch(group=group) for group in range(first, end)]
+    @property
+    def open_cells(self) -> list[int]:
+        """The serving cells that the policy lets take rollouts."""
+        return [cell for cell in self._serving() if self._policy.may_serve(cell)]
 
-    def _admit(self) -> list[Command]:
-        admitted = self.rollouts.admit_waiting(self._serving())
+    def _view(self, batch: Batch, now: float) -> View:
+        """What the policy sees of the step."""
+        settings, pace = self.settings, self.pace
+        bound = dispatch_bound(settings, self.version)
+        return View(
+            settings=settings,
+            now=now,
+            members=sum(cell.state is CellState.TRAINING for cell in self.cells),
+            in_rollout=sum(cell.is_in_rollout for cell in self.cells),
+            serving=len(self._serving()),
+            waterlevel=self.rollouts.waterlevel,
+            to_dispatch=max(bound - self.groups_dispatched, 0) * settings.rollouts_per_group,
+            is_complete=batch.is_complete,
+            num_ready=batch.num_ready,
+            unclaimed=batch.num_unclaimed,
+            in_work=batch.num_in_work,
+            expected=(batch.num_groups - len(batch.groups)) * pace.per_group.value,
+            micro_step_s=pace.micro_step.value,
+            stretch=pace.stretch.value,
+            stragglers=lambda: self._stragglers(batch, now),
+        )
+
+    def _stragglers(self, batch: Batch, now: float) -> Iterator[tuple[int, float | None]]:
+        """(group, seconds since its first route) of the batch's unfinished rollouts."""
+        first = batch.step * batch.num_groups
+        for group in range(first, min(first + batch.num_groups, self.groups_dispatched)):
+            if group not in batch.groups:
+                for rollout in self._members(group):
+                    if self.rollouts.is_live(rollout):
+                        yield group, self.rollouts.age(rollout, now)
+
+    def _dispatch(self, now: float) -> list[Command]:
+        """Every group that the staleness bound allows, once a cell serves the current version."""
+        first, end = self.groups_dispatched, dispatch_bound(self.settings, self.version)
+        batch = self.batch
+        if self.is_held or batch is None or first >= end or not self.open_cells:
+            return []
+        if not self._policy.may_dispatch(self._view(batch, now)):
+            return []
+        groups = self._policy.order(range(first, end))
+        for group in groups:
+            self.rollouts.dispatch(self._members(group))
+        self.groups_dispatched = end
+        return [Dispatch(group=group) for group in groups]
+
+    def _admit(self, now: float) -> list[Command]:
+        if not self.rollouts.waiting:
+            return []
+        admitted = self.rollouts.admit_waiting(self.open_cells, now)
         return [Admit(rollout=rollout, cell=cell) for rollout, cell in admitted]
 
+    def _spread(self) -> list[Command]:
+        """Even the loads out once nobody loads any more."""
+        if any(cell.state is CellState.LOADING for cell in self.cells):
+            return []
+        moves = self.rollouts.spread(self.open_cells)
+        return [Move(rollout=rollout, source=source, destination=to) for rollout, source, to in moves]
+
+    def _let_last_member_return(self, now: float) -> list[Command]:
+        """Send the last member of the prefix back in the middle of the step, if the policy says so."""
+        batch = self.batch
+        members = sum(cell.state is CellState.TRAINING for cell in self.cells)
+        if batch is None or not members or self.is_closed or self.staying:
+            return []
+        if any(cell.state in ON_THE_WAY for cell in self.cells):
+            return []
+        if batch.is_working(members - 1) or not self._policy.should_return(self._view(batch, now)):
+            return []
+        return [self._return_to_rollout(self.cells[members - 1], now)]
+
     def _let_next_cell_leave(self, now: float) -> list[Command]:
-        """Drain the next cell of the prefix, if its work is there and the others cover the rollouts."""
+        """Drain the next cell of the prefix, if the policy says so."""
         cell = next((cell for cell in self.cells if cell.state is not CellState.TRAINING), None)
         batch = self.batch
+        if cell is not None and cell.index in self.staying and not self.is_closed:
+            self.staying.remove(cell.index)
+            cell.go(JoinStep, now)
+            return [JoinStep(cell=cell.index, step=self.version, version=self.version)]
         if cell is None or cell.state is not CellState.SERVING or batch is None:
             return []
-        is_wanted = self._is_core_wanted(batch) if cell.index == 0 else batch.num_unclaimed > 0
-        serving = self._serving()
-        in_rollout = sum(one.is_in_rollout for one in self.cells)
-        level = self.rollouts.waterlevel
-        if not is_wanted or not can_leave(self.settings, waterlevel=level, in_rollout=in_rollout, serving=len(serving)):
+        if not self._policy.should_leave(self._view(batch, now)):
             return []
         cell.go(Drain, now)
         # Those that stay longest first; a loading cell only when no serving one has room.
         loading = [one.index for one in self.cells if one.state is CellState.LOADING]
-        destinations = [one for one in reversed(serving) if one != cell.index] + loading[::-1]
+        destinations = [one for one in reversed(self._serving()) if one != cell.index] + loading[::-1]
         moves: list[Command] = [
             Move(rollout=rollout, source=cell.index, destination=destination)
             for rollout, destination in self.rollouts.empty_cell(cell.index, destinations)
         ]
         return [*moves, Drain(cell=cell.index)]
-
-    def _is_core_wanted(self, batch: Batch) -> bool:
-        """A micro-step is ready, or the batch is complete without any (its step is applied all the same)."""
-        return batch.num_ready > 0 or batch.is_complete
 
     def _finish(self) -> list[Command]:
         is_over = self.version >= self.settings.steps and len(self._serving()) == len(self.cells)

@@ -55,8 +55,8 @@ def render(snapshot: RunSnapshot, width: int, height: int | None = None) -> Rend
             Text(),
             _figures(snapshot, inner - LABEL_COLUMNS),
         ]
-    if snapshot.messages:
-        parts += [Text(), *(_message(text) for text in snapshot.messages[-MAX_MESSAGES:])]
+    if shown := _shown_messages(snapshot):
+        parts += [Text(), *(_message(text) for text in shown)]
     return Panel(
         Group(*parts),
         box=ROUNDED,
@@ -90,6 +90,8 @@ def plain_line(snapshot: RunSnapshot) -> str:
     if schedule.batch is not None:
         batch = schedule.batch
         words.append(f"groups={batch.groups_ready}/{batch.num_groups}")
+    if snapshot.orders:
+        words.append(f"({', '.join(snapshot.orders)})")
     return " ".join(words)
 
 
@@ -150,7 +152,7 @@ def _room_for_cells(snapshot: RunSnapshot, inner: int, height: int | None) -> in
     """Rows of the table of cells, when all that stands around it takes its place first."""
     if height is None:
         return MAX_CELLS
-    messages = snapshot.messages[-MAX_MESSAGES:]
+    messages = _shown_messages(snapshot)
     taken = FIXED_ROWS + sum(1 + (len(text) + 2) // inner for text in messages) + bool(messages)
     room = height - taken
     if len(snapshot.schedule.cells) > room:
@@ -302,6 +304,10 @@ def _switches(snapshot: RunSnapshot, room: int) -> Text:
             break
         words.append(word)
     return Text("  ".join(words)) if words else Text(NOTHING, style="dim")
+
+
+def _shown_messages(snapshot: RunSnapshot) -> tuple[str, ...]:
+    return (*snapshot.messages[-MAX_MESSAGES:], *(f"ordered: {order}" for order in snapshot.orders))
 
 
 def _message(text: str) -> Text:

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from typing import Protocol, TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -121,18 +121,21 @@ class Screen:
         return True
 
 
-def make_painter(choice: Dashboard, stream: TextIO) -> Painter | None:
-    """The painter for `stream`; None if nothing is to be shown. `auto` is rich on a capable terminal."""
+def make_painter(choice: Dashboard, stream: TextIO, footer: str = "") -> Painter | None:
+    """The painter for `stream`; None if nothing is to be shown. `auto` is rich on a capable terminal.
+
+    `footer` is a line below a live picture.
+    """
     match choice:
         case Dashboard.OFF:
             return None
         case Dashboard.LINES:
             return LinePainter(stream)
         case Dashboard.RICH:
-            return LivePainter(stream)
+            return LivePainter(stream, footer)
         case Dashboard.AUTO:
             is_capable = stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
-            return LivePainter(stream) if is_capable else LinePainter(stream)
+            return LivePainter(stream, footer) if is_capable else LinePainter(stream)
 
 
 class _Console(Console):
@@ -146,7 +149,8 @@ class _Console(Console):
 class LivePainter:
     """One picture, redrawn in place; the last one stays. Honours NO_COLOR."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, footer: str = "") -> None:
+        self._footer = footer
         self._console = _Console(file=stream, force_terminal=True, highlight=False, soft_wrap=False)
         self._live: Live | None = None
 
@@ -179,7 +183,11 @@ class LivePainter:
         self._console.file.flush()
 
     def _picture(self, snapshot: RunSnapshot) -> RenderableType:
-        return render(snapshot, self._console.width, self._console.height)
+        width, height = self._console.width, self._console.height
+        if not self._footer:
+            return render(snapshot, width, height)
+        footer = Text(self._footer, style="dim", no_wrap=True, overflow="ellipsis")
+        return Group(render(snapshot, width, height - 1), footer)
 
 
 class LinePainter:
@@ -236,6 +244,8 @@ def news(before: RunSnapshot | None, now: RunSnapshot) -> list[str]:
         for switch in now.switches
         if switch not in old_switches
     ]
+    old_orders = before.orders if before else ()
+    lines += [f"{at} ordered: {order}" for order in now.orders if order not in old_orders]
     old_messages = before.messages if before else ()
     lines += [f"{at} {message}" for message in now.messages if message not in old_messages]
     return lines

@@ -31,6 +31,7 @@ class RunSnapshot:
 
     `phase` is one of "starting", "evaluating before", "training", "evaluating after", "ended". `start_lines`
     says what is there and what is awaited while starting. `eval_done` of `eval_total` rollouts are settled.
+    `orders` is what people told the run and is in force; `ended` says why the run is over, "" while it is not.
     """
 
     name: str
@@ -59,3 +60,5 @@ class RunSnapshot:
     harness_errors: int = 0
     switches: tuple[SwitchPicture, ...] = ()
     messages: tuple[str, ...] = ()
+    orders: tuple[str, ...] = ()
+    ended: str = ""

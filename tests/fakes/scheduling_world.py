@@ -224,5 +224,5 @@ class SchedulingWorld:
         assert version == self.version and not any(isinstance(one, CellDrained) for one in cell.reports), cell
         if self._random.random() < 0.5:
             cell.reports.clear()  # A refused cell may still report what it was doing, or drop it.
-        cell.is_answering = False
+        cell.is_answering, cell.member_of = False, None
         cell.reports.append(CellServing(cell=index, version=version))

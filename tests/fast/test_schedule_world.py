@@ -1,11 +1,17 @@
 """Properties of whole schedules, in a world that answers commands in random order and with random delays."""
 
+from dataclasses import replace
+
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gyre.schedule.policy import SchedulerSettings, dispatch_bound
+from gyre.config.choices import PolicyName
+from gyre.schedule.commands import Drain
+from gyre.schedule.policy import Forecast, SchedulerSettings, dispatch_bound
 from gyre.schedule.scheduler import Scheduler
 from tests.fakes.scheduling_world import SchedulingWorld
+
+POLICIES = [policy for policy in PolicyName if policy is not PolicyName.WATERLEVEL]
 
 plans = st.builds(
     SchedulerSettings,
@@ -56,6 +62,32 @@ def test_cells_join_a_step_one_by_one_in_order(world: SchedulingWorld) -> None:
     for step in range(world.settings.steps):
         joined = [cell for of, cell in world.joins if of == step]
         assert joined == list(range(len(joined))) and joined
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(plans, st.sampled_from(POLICIES), st.integers(0, 2**32))
+def test_every_policy_finishes_and_replays(plan: SchedulerSettings, policy: PolicyName, seed: int) -> None:
+    cells = max(plan.num_cells, 2) if policy.is_async else plan.num_cells
+    forecast = Forecast(limit_s=50.0, group_s=tuple(float(group % 5) for group in range(12)))
+    plan = replace(plan, policy=policy, num_cells=cells, forecast=forecast)
+    world = SchedulingWorld(plan, seed=seed)
+    world.run()
+    assert world.published == list(range(1, plan.steps + 1))
+    assert world.done == world.claims and len(world.done) == sum(world.work.values())
+    again = Scheduler(plan)
+    assert all(again.handle(event, now) == commands for event, now, commands in world.journal)
+
+
+def test_cells_of_a_fixed_split_never_change_sides() -> None:
+    plan = SchedulerSettings(
+        num_cells=4, cell_capacity=4, steps=5, groups_per_batch=3, rollouts_per_group=3, staleness=1.0,
+        policy=PolicyName.ASYNC_STREAMING, training_cells=2,
+    )  # fmt: skip
+    world = SchedulingWorld(plan, seed=3)
+    world.run()
+    drains = [command.cell for _, _, commands in world.journal for command in commands if isinstance(command, Drain)]
+    assert drains == [0, 1] and world.moves == 0
+    assert {cell for _, cell in world.joins} == {0, 1}
 
 
 def test_every_satellite_trains_and_live_rollouts_move() -> None:
