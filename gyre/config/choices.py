@@ -31,9 +31,38 @@ class Dtype(StrEnum):
 
 
 class Objective(StrEnum):
-    """The loss."""
+    """The loss; the formulas are in algo/objective.py."""
 
     GSPO = "gspo"
+    GSPO_PATH = "gspo_path"
+    GRPO = "grpo"
+    DR_GRPO = "dr_grpo"
+    DAPO = "dapo"
+    CISPO = "cispo"
+    REINFORCE = "reinforce"
+    PPO = "ppo"
+
+
+class Importance(StrEnum):
+    """What the ratio is taken against: the policy that sampled, or the step's own with a truncated correction."""
+
+    BEHAVIOR = "behavior"
+    TRUNCATED = "truncated"
+
+
+class MixedVersions(StrEnum):
+    """What is done with tokens of older versions in a rollout that several versions sampled."""
+
+    KEEP = "keep"
+    CORRECT = "correct"
+    MASK = "mask"
+
+
+class GroupFilter(StrEnum):
+    """Which groups count in a batch; `informative` leaves out those whose rewards are all equal (DAPO)."""
+
+    NONE = "none"
+    INFORMATIVE = "informative"
 
 
 class AdvantageScale(StrEnum):

@@ -19,10 +19,12 @@ from typing import Any
 
 import tomli
 
-from gyre.config.schema import Doc, Range, Settings
+from gyre.config.choices import AdvantageScale, Objective
+from gyre.config.schema import Doc, Range, Settings, TrainerSettings
 from gyre.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+LEAST_TOKEN_CLIP = 0.01
 TYPE_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path"}
 
 
@@ -217,6 +219,7 @@ def check_combinations(settings: Settings) -> None:
             fix="change ep, or the others",
         )
     _check_tokens(settings, model.max_context_tokens)
+    _check_objective(settings.trainer)
     if settings.sampling.top_p < 1 and settings.sampling.temperature > 0:
     if settings.schedule.policy.is_async and settings.schedule.training_cells >= max(where.num_cells, 1):
         raise ConfigError(
@@ -245,6 +248,25 @@ def check_combinations(settings: Settings) -> None:
             wanted="each role once",
             given=[role.value for role in roles],
             fix="list each once",
+        )
+
+
+def _check_objective(trainer: TrainerSettings) -> None:
+    """Parameters of the objective that contradict it."""
+    is_of_tokens = trainer.objective not in (Objective.GSPO, Objective.GSPO_PATH, Objective.REINFORCE)
+    if is_of_tokens and trainer.clip_high < LEAST_TOKEN_CLIP:
+        raise ConfigError(
+            "trainer.clip_high",
+            wanted=f"at least {LEAST_TOKEN_CLIP:g}, since {trainer.objective.value} clips the ratio of single tokens",
+            given=trainer.clip_high,
+            fix="papers take clip_low = 0.2 and clip_high = 0.2 (dapo: 0.28, cispo: 4)",
+        )
+    if trainer.objective is Objective.DR_GRPO and trainer.advantage_scale is not AdvantageScale.NONE:
+        raise ConfigError(
+            "trainer.advantage_scale",
+            wanted='"none", since dr_grpo does not divide by the deviation',
+            given=trainer.advantage_scale.value,
+            fix="set it to none, or take grpo",
         )
 
 

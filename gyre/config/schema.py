@@ -14,8 +14,11 @@ from gyre.config.choices import (
     Dashboard,
     DeviceChoice,
     Dtype,
+    GroupFilter,
     HarnessName,
+    Importance,
     LogLevel,
+    MixedVersions,
     Objective,
     PathRole,
     PolicyName,
@@ -134,6 +137,17 @@ class TrainerSettings:
     advantage_scale: Annotated[AdvantageScale, Doc("what centred rewards of a group are divided by")] = (
         AdvantageScale.STD
     )
+    token_constant: Annotated[int, Doc("dr_grpo: what the sum over a rollout's tokens is divided by", NATURAL)] = 1024
+    importance: Annotated[Importance, Doc("policy that ratios are taken against")] = Importance.BEHAVIOR
+    importance_cap: Annotated[float, Doc("largest factor of an importance correction", POSITIVE)] = 2.0
+    kl_coefficient: Annotated[float, Doc("weight of the KL to the policy the run began with", COUNT)] = 0.0
+    mixed_versions: Annotated[MixedVersions, Doc("older tokens of a rollout that several versions sampled")] = (
+        MixedVersions.KEEP
+    )
+    group_filter: Annotated[GroupFilter, Doc("groups that count in a batch; those left out are not replaced")] = (
+        GroupFilter.NONE
+    )
+    segment_tokens: Annotated[int, Doc("longer rows are trained in segments of this size; 0: never", COUNT)] = 0
     micro_step_rollouts: Annotated[int, Doc("rollouts in a micro-step at most", NATURAL)] = 8
     micro_step_tokens: Annotated[int, Doc("tokens in a micro-step at most", NATURAL)] = 16384
     checkpoint_every_steps: Annotated[int, Doc("steps between checkpoints", NATURAL)] = 1

@@ -109,7 +109,7 @@ class GroupLedger:
                 tokens_shared=work.tokens_shared,
             )
         )
-        self._queue.add_group(step, work.micro_steps, num_rollouts=work.num_rollouts)
+        self._queue.add_group(step, work.micro_steps, num_rollouts=work.num_rollouts, num_targets=work.num_targets)
         self._on_ready(group, len(work.micro_steps))
 
     def _settle_evaluation(self, one: Rollout) -> None:

@@ -17,11 +17,12 @@ PARK_S = 5.0
 
 @dataclass(slots=True, kw_only=True)
 class StepWork:
-    """The work of one step in order of readiness, and how many rollouts its batch holds."""
+    """The work of one step in order of readiness, and how many rollouts and targets its batch holds."""
 
     ready: list[tuple[TreeRow, ...]] = field(default_factory=list)
     next_index: int = 0
     num_rollouts: int = 0
+    num_targets: int = 0
 
 
 class StepQueue:
@@ -33,11 +34,14 @@ class StepQueue:
         self._parked: dict[int, tuple[Claim, float]] = {}
         self._closed: dict[int, StepClosed] = {}
 
-    def add_group(self, step: int, micro_steps: list[tuple[TreeRow, ...]], *, num_rollouts: int) -> None:
+    def add_group(
+        self, step: int, micro_steps: list[tuple[TreeRow, ...]], *, num_rollouts: int, num_targets: int
+    ) -> None:
         """A group of the step's batch is packed: its micro-steps may be claimed once the step is open."""
         work = self._work.setdefault(step, StepWork())
         work.ready += micro_steps
         work.num_rollouts += num_rollouts
+        work.num_targets += num_targets
 
     def claim(self, claim: Claim, now: float) -> None:
         """A training cell asks for work."""
@@ -68,7 +72,14 @@ class StepQueue:
     def close(self, step: int, *, members: int, now: float) -> int:
         """The batch is whole: tell everybody who asks from now on. Returns the rollouts in the batch."""
         work = self._work.pop(step, StepWork())
-        self._closed = {step: StepClosed(step=step, members=members, num_rollouts=work.num_rollouts)}
+        self._closed = {
+            step: StepClosed(
+                step=step,
+                members=members,
+                num_rollouts=work.num_rollouts,
+                num_targets=work.num_targets,
+            )
+        }
         self.wake(now)
         return work.num_rollouts
 

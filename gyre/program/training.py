@@ -14,11 +14,12 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import Tensor
 
+from gyre.algo.objective import ObjectiveSettings, batch_divisor
 from gyre.algo.rows import decode_rows
 from gyre.config.schema import Settings
 from gyre.fabric.weights import pull_weights
 from gyre.train.groups import DataGroups
-from gyre.train.replica import ApplyStats, MicroStepStats, ObjectiveSettings, Replica
+from gyre.train.replica import ApplyStats, MicroStepStats, Replica
 from gyre.wire.messages import MicroStepWork, StepClosed
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,17 @@ class TrainingCell:
 
     def __init__(self, *, replica: Replica, settings: Settings, cell: int, folder: Path) -> None:
         self._replica, self._cell, self._settings, self._folder = replica, cell, settings, folder
-        self._objective = ObjectiveSettings(clip_low=settings.trainer.clip_low, clip_high=settings.trainer.clip_high)
+        trainer = settings.trainer
+        self._objective = ObjectiveSettings(
+            objective=trainer.objective,
+            clip_low=trainer.clip_low,
+            clip_high=trainer.clip_high,
+            token_constant=trainer.token_constant,
+            importance=trainer.importance,
+            importance_cap=trainer.importance_cap,
+            mixed_versions=trainer.mixed_versions,
+            kl_coefficient=trainer.kl_coefficient,
+        )
         self._version = -1
 
     @property
@@ -88,7 +99,8 @@ class TrainingCell:
             self._replica.reduce(order.members)
         if not self.is_core:
             return None
-        stats = self._replica.apply(order.num_rollouts)
+        divisor = batch_divisor(self._objective.objective, order.num_rollouts, order.num_targets)
+        stats = self._replica.apply(divisor)
         checkpoint = self._checkpoint(order.step + 1)
         return Applied(stats=stats, tensors=self._replica.export_hf(), checkpoint=checkpoint)
 

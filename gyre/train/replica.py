@@ -1,7 +1,7 @@
 """A cell's Megatron data-parallel replica: forward, weighted backward, reduction to the core, Adam.
 
-Gradients are sums of absolute weights (each rollout's advantage, ratio and 1/n are in them; only 1/N is left for
-the core), so neither the number of cells nor who computed what changes the sum. Weights are frozen while
+Gradients are sums of absolute weights (what a rollout knows of itself is in them; only the batch's factor is left
+for the core), so neither the number of cells nor who computed what changes the sum. Weights are frozen while
 gradients accumulate. Only the core keeps an optimizer; a satellite's weights are NaN until `load_hf`, so that
 none is ever used by mistake. One call at a time; every rank of a cell makes the same calls in the same order.
 
@@ -25,7 +25,9 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gyre.algo.objective import gspo_weights
+from gyre.algo.forest import target_paths
+from gyre.algo.objective import ObjectiveSettings, Targets, TokenWeights, weigh
+from gyre.config.choices import Objective
 from gyre.errors import RunError
 from gyre.fabric.groups import DataGroups
 from gyre.train import checkpoint, patches
@@ -35,7 +37,8 @@ from gyre.train.folder import has_weights, read_hf_tensors
 from gyre.train.logprobs import compute_logprobs, compute_mean_entropy
 from gyre.train.model import TreeGPT, build_model, check_layout
 from gyre.train.model_config import ModelConfig, read_model_config
-from gyre.train.settings import ObjectiveSettings, OptimizerSettings, make_optimizer_config
+from gyre.train.reference import Reference
+from gyre.train.settings import OptimizerSettings, make_optimizer_config
 from gyre.train.shards import Shards
 from gyre.train.weights import make_random_tensors
 from gyre.types import Float32, Layout, TreeRow
@@ -54,6 +57,7 @@ class Replica:
         settings: OptimizerSettings,
     ) -> None:
         """Use `build`."""
+        self._reference: Reference | None = None
         self.groups = groups
         self._optimizer = optimizer
         self._megatron_groups = megatron_groups
@@ -72,12 +76,14 @@ class Replica:
         optimizer: OptimizerSettings,
         *,
         is_core: bool,
+        has_reference: bool = False,
         threads: int = 1,
         seed: int = 0,
     ) -> "Replica":
         """Collective over the world: every rank calls it once, with the same arguments but `groups` and `is_core`.
 
-        The core loads the folder's weights, or random ones made from `seed` if the folder holds only config.json.
+        The core loads the folder's weights, or random ones made from `seed` if the folder holds only config.json;
+        with `has_reference` every cell keeps them as the frozen reference.
         Raises ConfigError for a model or layout that is not built, StoreError for unreadable weights.
         """
         torch.set_num_threads(threads)
@@ -95,10 +101,13 @@ class Replica:
         )
         assert isinstance(adam, ChainedOptimizer)
         replica = Replica(config, groups, megatron_groups, ddp, adam if is_core else None, optimizer)
-        if is_core:
+        if is_core or has_reference:
             is_trained = has_weights(model_path)
-            replica.load_hf(read_hf_tensors(model_path) if is_trained else make_random_tensors(config, seed))
-        else:
+            first = read_hf_tensors(model_path) if is_trained else make_random_tensors(config, seed)
+            replica.load_hf(first)
+            if has_reference:
+                replica._reference = Reference(replica._shards.parameters, replica._shards.cut(first))
+        if not is_core:
             replica._shards.spoil()
         replica.begin_step()
         return replica
@@ -139,10 +148,10 @@ class Replica:
     def micro_step(
         self, rows: Sequence[TreeRow], objective: ObjectiveSettings, policy_version: int | None = None
     ) -> MicroStepStats:
-        """Collective over the cell: add the GSPO gradient of `rows` (before 1/N) to the sums.
+        """Collective over the cell: add the objective's gradient on `rows` (before the batch's factor) to the sums.
 
-        Each row must hold all targets of its rollout, since the ratio is the rollout's. Gap figures are over the
-        targets sampled under `policy_version` (all if None).
+        Each row must hold all targets of its rollout, since ratios and means are the rollout's. Gap figures are over
+        the targets sampled under `policy_version` (all if None).
         """
         start = time.monotonic()
         for row in rows:
@@ -152,12 +161,7 @@ class Replica:
             return MicroStepStats(ratios={}, seconds=time.monotonic() - start)
         logprobs_E, entropy = self._forward(make_micro_batch(rows, self._device), want_entropy=True)
         values_E = logprobs_E.detach().double().cpu().numpy()
-        chosen = [
-            gspo_weights(
-                values, row.behavior_logprobs, row.advantage, row.num_targets, objective.clip_low, objective.clip_high
-            )
-            for row, values in zip(rows, split_by_row(values_E, rows), strict=True)
-        ]
+        chosen = self._weigh(rows, values_E, objective)
         self.backward(logprobs_E, np.concatenate([choice.weights for choice in chosen]))
         return make_stats(rows, values_E, chosen, policy_version, entropy=entropy, seconds=time.monotonic() - start)
 
@@ -199,24 +203,24 @@ class Replica:
         except RuntimeError as error:
             raise RunError(f"the gradients of cells 0 to {members - 1} could not be reduced: {error}") from error
 
-    def apply(self, num_rollouts: int) -> ApplyStats:
-        """Collective over the core cell: scale the sums by 1/num_rollouts, clip, step Adam, zero the sums.
+    def apply(self, divisor: int) -> ApplyStats:
+        """Collective over the core cell: divide the sums by `divisor`, clip, step Adam, zero the sums.
 
-        Without rollouts or with a gradient of exactly zero nothing moves, Adam's moments included. Raises RunError
-        if the gradient is not finite; the weights are untouched then.
+        The divisor is `batch_divisor` of the whole batch. If it is 0, or the gradient exactly zero, nothing moves,
+        Adam's moments included. Raises RunError if the gradient is not finite; the weights are untouched then.
         """
         assert self._optimizer is not None, "only the core applies a step"
         start = time.monotonic()
-        if num_rollouts == 0:
+        if divisor == 0:
             self.begin_step()
             return ApplyStats(grad_norm=0.0, is_applied=False, seconds=time.monotonic() - start)
         finalize_model_grads([self._ddp], None, pg_collection=self._megatron_groups)
-        self._ddp.scale_gradients(1.0 / num_rollouts)
+        self._ddp.scale_gradients(1.0 / divisor)
         self._optimizer.prepare_grads()
         grad_norm = float(self._optimizer.get_grad_norm())
         if not math.isfinite(grad_norm):
             self.begin_step()
-            raise RunError(f"the gradient of {num_rollouts} rollouts is not finite: norm {grad_norm}")
+            raise RunError(f"the gradient of the step (divisor {divisor}) is not finite: norm {grad_norm}")
         if grad_norm > 0.0:
             if 0.0 < self._clip_grad < grad_norm:
                 self._ddp.scale_gradients(self._clip_grad / (grad_norm + 1e-6))
@@ -267,6 +271,30 @@ class Replica:
         return state.step
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _weigh(
+        self, rows: Sequence[TreeRow], values_E: NDArray[np.floating], objective: ObjectiveSettings
+    ) -> list[TokenWeights]:
+        """Each row's weights. The weights are those of the step's start, so proximal log-probs are the log-probs."""
+        references: list[Float32 | None] = [None] * len(rows)
+        if objective.kl_coefficient:
+            assert self._reference is not None, "a KL term needs a replica built with a reference"
+            with self._reference.in_place():
+                references = list(self.logprobs(rows))
+        return [
+            weigh(
+                Targets(
+                    logprobs=values,
+                    behavior=row.behavior_logprobs,
+                    advantage=row.advantage,
+                    versions=row.versions,
+                    path=target_paths(row) if objective.objective is Objective.GSPO_PATH else None,
+                    reference=reference,
+                ),
+                objective,
+            )
+            for row, values, reference in zip(rows, split_by_row(values_E, rows), references, strict=True)
+        ]
 
     def _forward(self, batch: MicroBatch, *, want_entropy: bool) -> tuple[Tensor, float]:
         hidden_TBH = self._model(batch.tokens_BT, batch.positions_BT, batch.visible_B1TT)

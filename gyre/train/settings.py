@@ -1,4 +1,4 @@
-"""What a replica is told: the optimizer and the objective. Values come from the configuration's [trainer]."""
+"""What a replica is told of the optimizer. Values come from the configuration's [trainer]."""
 
 from dataclasses import dataclass
 
@@ -16,14 +16,6 @@ class OptimizerSettings:
     adam_eps: float = 1e-8
     weight_decay: float = 0.0
     clip_grad: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectiveSettings:
-    """GSPO's clip range of a rollout's ratio: [1 - clip_low, 1 + clip_high]."""
-
-    clip_low: float
-    clip_high: float
 
 
 def make_optimizer_config(settings: OptimizerSettings) -> OptimizerConfig:

@@ -201,11 +201,12 @@ class ClaimLater(Message, frozen=True):
 
 
 class StepClosed(Message, frozen=True):
-    """The batch is whole. Members [0, members) reduce into the core, which scales by 1/num_rollouts."""
+    """The batch is whole. Members [0, members) reduce into the core, which divides by the rollouts or the targets of the batch."""
 
     step: int
     members: int
     num_rollouts: int
+    num_targets: int
 
 
 class Stop(Message, frozen=True):

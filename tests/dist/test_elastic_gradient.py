@@ -108,7 +108,7 @@ def _keep_everyone_busy(store: Any, cell: int, num_cells: int, num_done: int) ->
 
 
 def _objective() -> Any:
-    from gyre.train.replica import ObjectiveSettings
+    from gyre.algo.objective import ObjectiveSettings
 
     return ObjectiveSettings(clip_low=CLIP_LOW, clip_high=CLIP_HIGH)
 

@@ -56,8 +56,7 @@ def compare_with_hugging_face(rank: int, world: Path, kind: str, tied: bool) -> 
     import torch
     import transformers
 
-    from gyre.algo.objective import gspo_weights
-    from gyre.train.replica import ObjectiveSettings
+    from gyre.algo.objective import ObjectiveSettings, Targets, weigh
 
     path = write_model(world / "model", kind, tied=tied)
     reference = transformers.AutoModelForCausalLM.from_pretrained(
@@ -72,11 +71,12 @@ def compare_with_hugging_face(rank: int, world: Path, kind: str, tied: bool) -> 
     rows = [with_behavior(row, b.detach().numpy(), shift=0.3 * (i == 2)) for i, (row, b) in enumerate(
         zip(rows, expected, strict=True))]  # fmt: skip
     rows[2] = replace(rows[2], advantage=1.0)
-    stats = replica.micro_step(rows, ObjectiveSettings(clip_low=CLIP_LOW, clip_high=CLIP_HIGH))
+    objective = ObjectiveSettings(clip_low=CLIP_LOW, clip_high=CLIP_HIGH)
+    stats = replica.micro_step(rows, objective)
     loss = torch.zeros(())
     for row, logprobs in zip(rows, expected, strict=True):
         now = logprobs.detach().double().numpy()
-        choice = gspo_weights(now, row.behavior_logprobs, row.advantage, row.num_targets, CLIP_LOW, CLIP_HIGH)
+        choice = weigh(Targets(logprobs=now, behavior=row.behavior_logprobs, advantage=row.advantage), objective)
         loss = loss + (torch.tensor(choice.weights, dtype=torch.float32) * logprobs).sum()
     loss.backward()
     expected_gradient = {name: p.grad.numpy() for name, p in reference.named_parameters() if p.grad is not None}
@@ -103,8 +103,8 @@ def test_trees_give_the_logprobs_and_gradient_of_hugging_face_on_flattened_paths
 def try_edge_cases(rank: int, world: Path) -> dict[str, object]:
     import torch
 
+    from gyre.algo.objective import ObjectiveSettings
     from gyre.errors import RunError
-    from gyre.train.replica import ObjectiveSettings
 
     objective = ObjectiveSettings(clip_low=CLIP_LOW, clip_high=CLIP_HIGH)
     path = write_model(world / "model", "qwen3", tied=True)

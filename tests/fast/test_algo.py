@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from gyre.algo.advantage import STD_EPSILON, group_advantages
-from gyre.algo.objective import gspo_weights
 from gyre.algo.packing import pack
 from gyre.algo.rows import decode_rows, encode_rows
 from gyre.algo.staleness import staleness
@@ -42,52 +41,6 @@ def test_advantages_are_centred_and_divided_by_the_population_deviation() -> Non
 @pytest.mark.parametrize("rewards", [[], [0.7], [0.1] * 7])
 def test_a_group_with_nothing_to_compare_has_zero_advantages(rewards: list[float]) -> None:
     assert group_advantages(np.array(rewards, dtype=np.float32), "std").tolist() == [0.0] * len(rewards)
-
-
-def gspo_loss(logprobs: list[float], behavior: list[float], advantage: float, low: float, high: float) -> float:
-    """The loss as its formula reads, in plain Python floats."""
-    import math
-
-    ratio = math.exp(sum(a - b for a, b in zip(logprobs, behavior, strict=True)) / len(logprobs))
-    return -min(ratio * advantage, max(1 - low, min(1 + high, ratio)) * advantage)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    gaps=st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=6),
-    advantage=st.floats(-2, 2),
-    low=st.sampled_from([3e-4, 0.1]),
-    high=st.sampled_from([4e-4, 0.2]),
-)
-def test_gspo_weights_are_the_gradient_of_the_loss(
-    gaps: list[float], advantage: float, low: float, high: float
-) -> None:
-    behavior = [-1.0 - 0.1 * place for place in range(len(gaps))]
-    logprobs = [base + gap for base, gap in zip(behavior, gaps, strict=True)]
-    result = gspo_weights(logprobs, behavior, advantage, len(gaps), low, high)
-    assert result.loss == pytest.approx(gspo_loss(logprobs, behavior, advantage, low, high), abs=1e-12)
-    step = 1e-6
-    if min(abs(result.ratio - (1 - low)), abs(result.ratio - (1 + high))) < 1e-5:
-        return  # a kink: there the finite difference is between the two sides
-    for place in range(len(gaps)):
-        above, below = list(logprobs), list(logprobs)
-        above[place] += step
-        below[place] -= step
-        slope = gspo_loss(above, behavior, advantage, low, high) - gspo_loss(below, behavior, advantage, low, high)
-        assert result.weights[place] == pytest.approx(slope / (2 * step), abs=1e-8)
-
-
-def test_gspo_clips_only_the_side_that_would_pay_twice() -> None:
-    far_up, far_down = [-1.0], [-3.0]
-    assert gspo_weights(far_up, far_down, 1.0, 1, 3e-4, 4e-4).clipped
-    assert not gspo_weights(far_up, far_down, -1.0, 1, 3e-4, 4e-4).clipped
-    assert gspo_weights(far_down, far_up, -1.0, 1, 3e-4, 4e-4).clipped
-    assert not gspo_weights(far_down, far_up, 1.0, 1, 3e-4, 4e-4).clipped
-
-
-def test_gspo_weights_on_policy_are_minus_advantage_over_targets() -> None:
-    result = gspo_weights([-1.0, -2.0], [-1.0, -2.0], 0.5, 2, 3e-4, 4e-4)
-    assert (result.weights.tolist(), result.ratio, result.clipped, result.loss) == ([-0.25, -0.25], 1.0, False, -0.5)
 
 
 @settings(max_examples=40, deadline=None)
