@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -87,9 +87,7 @@ class Groups:
         cells = [list(cell.ranks) for cell in placement.cells]
         leaders = [ranks[0] for ranks in cells]
         timeout = timedelta(seconds=data_timeout_s)
-        control = dist.new_group(
-            leaders, backend="gloo", timeout=timedelta(seconds=control_timeout_s), group_desc="control"
-        )
+        control = new_group(leaders, backend="gloo", timeout=timedelta(seconds=control_timeout_s), group_desc="control")
         return cls(
             data=_build_data_groups(cells, rank, timeout),
             control=control if rank in leaders else None,
@@ -127,6 +125,30 @@ class Groups:
         return [_DUTIES[code].value for code in vector[1:].tolist()]
 
 
+def new_group(
+    ranks: list[int],
+    *,
+    timeout: timedelta,
+    group_desc: str,
+    backend: str | None = None,
+    use_local_synchronization: bool = False,
+) -> dist.ProcessGroup:
+    """Collective over the world, or over `ranks` with local synchronisation: `dist.new_group`, typed.
+
+    A rank that is no member gets torch's placeholder, which must not be used.
+    """
+    return cast(
+        dist.ProcessGroup,
+        dist.new_group(
+            ranks,
+            timeout=timeout,
+            backend=backend,
+            use_local_synchronization=use_local_synchronization,
+            group_desc=group_desc,
+        ),
+    )
+
+
 def _epoch_name(epoch: int) -> str:
     return f"role epoch {epoch}"
 
@@ -141,13 +163,13 @@ def _build_data_groups(cells: list[list[int]], rank: int, timeout: timedelta) ->
     """Collective over the world."""
     width = len(cells[0])
     cell, rank_in_cell = next((index, ranks.index(rank)) for index, ranks in enumerate(cells) if rank in ranks)
-    cell_groups = [dist.new_group(ranks, timeout=timeout, group_desc="cell") for ranks in cells]
+    cell_groups = [new_group(ranks, timeout=timeout, group_desc="cell") for ranks in cells]
     # A group of one exchanges nothing, so each rank makes only its own: 1,536 world-wide rounds are saved.
-    alone = dist.new_group([rank], timeout=timeout, use_local_synchronization=True, group_desc="self")
+    alone = new_group([rank], timeout=timeout, use_local_synchronization=True, group_desc="self")
     prefix: dict[int, dist.ProcessGroup] = {}
     for members in range(2, len(cells) + 1):
         for coordinate in range(width):
-            group = dist.new_group(
+            group = new_group(
                 [ranks[coordinate] for ranks in cells[:members]], timeout=timeout, group_desc=f"prefix {members}"
             )
             if coordinate == rank_in_cell and cell < members:

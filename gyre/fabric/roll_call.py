@@ -41,7 +41,7 @@ def await_marks(
 
 def leave_mark(store: dist.Store, name: str, rank: int) -> None:
     """Say that `rank` has come to `name`."""
-    store.set(_key(name, rank), b"1")
+    store.set(_key(name, rank), "1")
 
 
 def erase_mark(store: dist.Store, name: str, rank: int) -> None:

@@ -56,7 +56,7 @@ def fingerprint_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
 def _bytes_of(tensor: Tensor) -> memoryview:
     """A tensor's bytes in row-major order; a view where it lies so in host memory already."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data
 
 
 class WeightShelf:
@@ -120,7 +120,7 @@ def pull_weights(description: bytes, deadline: float, transport: Transport | Non
         raise TransportError(f"not a description of weights: {error}") from error
     source = transport or ShmTransport("reader")
     flat = torch.empty(manifest.size, dtype=torch.uint8)
-    source.pull(manifest.region, memoryview(flat.numpy()), None, deadline)
+    source.pull(manifest.region, flat.numpy().data, None, deadline)
     tensors = [(entry.name, _tensor_at(flat, entry)) for entry in manifest.tensors]
     found = fingerprint_of(tensors)
     if found != manifest.fingerprint:

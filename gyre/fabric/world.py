@@ -18,7 +18,7 @@ from gyre.config.schema import Settings
 from gyre.errors import DeadlineError, GyreError, PlacementError
 from gyre.fabric.device import runs_on_cpu
 from gyre.fabric.facts import collect_facts
-from gyre.fabric.groups import Groups, Placement
+from gyre.fabric.groups import Groups, Placement, new_group
 from gyre.fabric.roll_call import await_marks, leave_mark
 from gyre.types import RankFacts
 
@@ -45,10 +45,10 @@ class World:
         firsts = list(range(0, size, width))
         timeout = timedelta(seconds=settings.placement.control_timeout_s)
         ranks = list(range(self.node * width, min(size, (self.node + 1) * width)))
-        self._in_node = dist.new_group(
+        self._in_node = new_group(
             ranks, backend="gloo", timeout=timeout, use_local_synchronization=True, group_desc=f"node {self.node}"
         )
-        self._firsts = dist.new_group(firsts, backend="gloo", timeout=timeout, group_desc="nodes")
+        self._firsts = new_group(firsts, backend="gloo", timeout=timeout, group_desc="nodes")
         self._node_ranks, self._num_nodes = ranks, len(firsts)
 
     @classmethod

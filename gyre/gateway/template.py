@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import orjson
@@ -229,7 +229,7 @@ def _strings(value: object) -> Iterable[str]:
 class _GenerationTag(Extension):
     """Lets `{% generation %}` blocks through: they only mark the assistant's text for trainers."""
 
-    tags: set[str] = {"generation"}
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         """The block's content in its place."""

@@ -48,6 +48,7 @@ class Harness(Protocol):
 
     async def run(self, request: AgentRequest, sandbox: Sandbox, started: Callable[[], None]) -> AgentExit:
         """Run one agent; calls `started` once it runs. Its processes may be left: the caller reaps."""
+        ...  # A protocol: what it returns is said by each harness.
 
     async def close(self, deadline_s: float) -> None:
         """End what `start` started, by force if it takes longer than the deadline."""

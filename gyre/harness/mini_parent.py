@@ -34,6 +34,7 @@ Run = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 def load_enter(path: str) -> ModuleType:
     """The module that enters sandboxes, by its path: this interpreter does not have gyre."""
     spec = importlib.util.spec_from_file_location("enter", path)
+    assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -120,7 +120,9 @@ def warm_up(out: Path, settings: WarmSettings, habits: Habits) -> None:
     log.info("demonstrations=%d mean_reward=%.3f", len(demonstrations), mean)
     tokenizer = train_tokenizer(demonstrations, VOCAB_SIZE)
     lessons = [encode(tokenizer, each.messages) for each in demonstrations]
-    config = model_config(VOCAB_SIZE, tokenizer.token_to_id(END), tokenizer.token_to_id(PAD))
+    end_id, pad_id = tokenizer.token_to_id(END), tokenizer.token_to_id(PAD)
+    assert end_id is not None and pad_id is not None, "the tokenizer was trained with both"
+    config = model_config(VOCAB_SIZE, end_id, pad_id)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with tempfile.TemporaryDirectory(prefix="gyre-warm-") as name:

@@ -35,7 +35,8 @@ class Box:
         self.bwrap_pid, self.stdin, self.info, self.ready, self.errors = bwrap_pid, stdin, info, ready, errors
         self.pid, self.pidfd = 0, -1
         self.info_bytes = b""
-        self.start_id, self.stop_ids = 0, []  # type: int, list[int]
+        self.start_id = 0
+        self.stop_ids: list[int] = []
 
     def kill(self) -> None:
         """Kill everything in it, at once."""
@@ -116,7 +117,8 @@ class Keeper:
         elif op == "kill":
             self._kill_job(request["target"])
         elif box is None:
-            self._reply(request["id"], **({} if op == "stop" else {"error": "the sandbox is gone"}))
+            told = {} if op == "stop" else {"error": "the sandbox is gone"}
+            self._reply(request["id"], (), **told)
         elif op == "stop":
             box.stop_ids.append(request["id"])
             box.kill()

@@ -6,14 +6,10 @@ Each begun call is answered exactly once: with its sample, with what it had when
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from gyre.errors import EngineError
-from gyre.serve.request import GenerateRequest, empty_sample, refuse_unsound, sampling_params, to_sample
+from gyre.serve.request import GenerateRequest, SglangEngine, empty_sample, refuse_unsound, sampling_params, to_sample
 from gyre.types import FinishReason, Sample
-
-if TYPE_CHECKING:
-    import sglang
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +30,7 @@ class _Call:
 class Calls:
     """See the module. `timeout_s` bounds each call."""
 
-    def __init__(self, engine: "sglang.Engine", *, timeout_s: float) -> None:
+    def __init__(self, engine: SglangEngine, *, timeout_s: float) -> None:
         self._engine, self._timeout_s = engine, timeout_s
         self._calls: dict[str, _Call] = {}
         self._failure: EngineError | None = None

@@ -21,15 +21,13 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gyre.config.choices import Dtype
 from gyre.config.schema import Settings
 from gyre.errors import EngineError
 from gyre.serve.remains import EngineFolder
-
-if TYPE_CHECKING:
-    import sglang
+from gyre.serve.request import SglangEngine
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +102,7 @@ def _is_free(port: int) -> bool:
 
 def launch(
     arguments: Mapping[str, object], processes: list[BaseProcess], folder: EngineFolder, *, on_cpu: bool
-) -> "sglang.Engine":
+) -> SglangEngine:
     """Construct the engine on this thread and give it an event loop (`.loop`). Blocks until the model is loaded.
 
     Each spawned process is appended to `processes` as soon as it exists, so that a caller can end a start that
@@ -124,7 +122,7 @@ def launch(
     return engine
 
 
-def _owning_engine(processes: list[BaseProcess], folder: EngineFolder) -> type["sglang.Engine"]:
+def _owning_engine(processes: list[BaseProcess], folder: EngineFolder) -> type[SglangEngine]:
     from sglang.srt.entrypoints.engine import Engine
     from sglang.srt.managers.load_snapshot import shm_path_for
 
@@ -140,13 +138,13 @@ def _owning_engine(processes: list[BaseProcess], folder: EngineFolder) -> type["
             # Before the scheduler makes it, so that not even a killed start leaves it behind.
             folder.note([shm_path_for(port_args.instance_id)])
             result, launched = super()._launch_scheduler_processes(server_args, port_args, *arguments, **named)
-            processes.extend(launched)
+            processes.extend(launched or [])
             return result, launched
 
         @classmethod
         def _launch_detokenizer_subprocesses(cls, *arguments, **named):  # noqa: ANN002, ANN003, ANN206 - upstream's
             launched, names = super()._launch_detokenizer_subprocesses(*arguments, **named)
-            processes.extend(launched)
+            processes.extend(launched or [])
             return launched, names
 
         def shutdown(self) -> None:
@@ -154,7 +152,8 @@ def _owning_engine(processes: list[BaseProcess], folder: EngineFolder) -> type["
             # Absent when the start failed: SGLang registers this hook before it makes the socket.
             if getattr(self, "send_to_rpc", None) is not None:
                 self.send_to_rpc.context.destroy(linger=0)
-                self.tokenizer_manager.recv_from_detokenizer.context.destroy(linger=0)
+                manager: Any = self.tokenizer_manager
+                manager.recv_from_detokenizer.context.destroy(linger=0)
                 self.send_to_rpc = None
 
     return OwningEngine

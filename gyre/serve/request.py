@@ -9,12 +9,15 @@ the log-probs before the cut, so such a request is refused: its behaviour log-pr
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from gyre.errors import EngineError
 from gyre.types import FinishReason, Int32, Sample, VersionSpan
+
+SglangEngine: TypeAlias = Any
+"""An `sglang.Engine`: its own annotations are too loose (most attributes may be None) to check anything against."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,15 +8,12 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors import safe_open
 from torch import Tensor
 
 from gyre.errors import EngineError
-
-if TYPE_CHECKING:
-    import sglang
+from gyre.serve.request import SglangEngine
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +21,7 @@ BUCKET_BYTES = 512 << 20
 TIED_NAME = "lm_head.weight"
 
 
-async def replace_weights(engine: "sglang.Engine", tensors: list[tuple[str, Tensor]], version: int) -> None:
+async def replace_weights(engine: SglangEngine, tensors: list[tuple[str, Tensor]], version: int) -> None:
     """Replace the weights by `tensors`; earlier prefixes are forgotten. Raises EngineError."""
     from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput, EndWeightUpdateReqInput
 
@@ -43,7 +40,7 @@ async def replace_weights(engine: "sglang.Engine", tensors: list[tuple[str, Tens
     _require(await manager.end_weight_update(EndWeightUpdateReqInput(), None), "ending a weight update")
 
 
-async def _send(engine: "sglang.Engine", bucket: list[tuple[str, Tensor]], version: int) -> None:
+async def _send(engine: SglangEngine, bucket: list[tuple[str, Tensor]], version: int) -> None:
     from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
     update = UpdateWeightsFromTensorReqInput(
@@ -100,14 +97,14 @@ def buckets(tensors: list[tuple[str, Tensor]], limit_bytes: int) -> Iterator[lis
         yield bucket
 
 
-async def release_memory(engine: "sglang.Engine") -> None:
+async def release_memory(engine: SglangEngine) -> None:
     """Give weights and KV memory back. The scheduler must be idle."""
     from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 
     await engine.tokenizer_manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=None), None)
 
 
-async def resume_memory(engine: "sglang.Engine") -> None:
+async def resume_memory(engine: SglangEngine) -> None:
     """Take the memory again."""
     from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
 

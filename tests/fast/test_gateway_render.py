@@ -178,7 +178,7 @@ def test_generation_blocks_are_only_marks(tmp_path: Path) -> None:
 
 
 def test_a_model_folder_without_a_template_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="model.path: wanted a folder with tokenizer.json"):
+    with pytest.raises(ConfigError, match=r"model\.path: wanted a folder with tokenizer\.json"):
         ChatTemplate.load(tmp_path)
     with pytest.raises(ConfigError, match="ends an assistant's turn with a control token"):
         renderer_of(tmp_path, "{% for message in messages %}{{ message.content }}{% endfor %}")

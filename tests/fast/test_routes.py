@@ -119,7 +119,7 @@ def test_turn_is_the_same_however_it_is_moved(actions: list[tuple[str, int]]) ->
             case "abort":
                 engines.serve_aborts()
         assert len(engines.running) <= 1, "a turn runs in two places"
-    for cell in range(3):
+    for _ in range(3):
         engines.serve_aborts()
     for cell in sorted(closed):
         router.open_cell(cell, versions[cell] + 1)
