@@ -79,35 +79,6 @@ class PolicyName(StrEnum):
     """
 
     WATERLEVEL = "waterlevel"
-
-
-class PathRole(StrEnum):
-    """What a leaf of a trajectory tree belongs to; the order of a setting says which is sampled first."""
-
-    MAIN = "main"
-    SUB_AGENT = "sub_agent"
-    MAIN_SUMMARY = "main_summary"
-    SUB_AGENT_SUMMARY = "sub_agent_summary"
-
-
-class HarnessName(StrEnum):
-    """The agent program that drives a rollout; `loop` is a minimal client for tests."""
-
-    MINI_SWE_AGENT = "mini-swe-agent"
-    LOOP = "loop"
-
-
-class Dashboard(StrEnum):
-    """How rank 0's terminal shows the run; `auto` is rich on a terminal and lines elsewhere."""
-
-    AUTO = "auto"
-    RICH = "rich"
-    LINES = "lines"
-    OFF = "off"
-
-
-class LogLevel(StrEnum):
-    """The least severe log line that is written."""
     """The published rule: a cell leaves while the others cover the unfinished rollouts."""
     COLOCATE = "colocate"
     """The whole pool switches when a batch is complete; fixed shares of the batch."""
@@ -140,6 +111,40 @@ class LogLevel(StrEnum):
     def is_streaming(self) -> bool:
         """Whether micro-steps are claimed one by one as groups become ready."""
         return self not in (PolicyName.COLOCATE, PolicyName.ASYNC)
+
+
+class PathRole(StrEnum):
+    """What a leaf of a trajectory tree belongs to; the order of a setting says which is sampled first."""
+
+    MAIN = "main"
+    SUB_AGENT = "sub_agent"
+    MAIN_SUMMARY = "main_summary"
+    SUB_AGENT_SUMMARY = "sub_agent_summary"
+
+
+class HarnessName(StrEnum):
+    """The agent program that drives a rollout; `loop` is a minimal client for tests."""
+
+    MINI_SWE_AGENT = "mini-swe-agent"
+    CLAUDE_CODE = "claude-code"
+    CLAUDE_CODE_OLDER = "claude-code-2.1.220"
+    CODEX = "codex"
+    QWEN_CODE = "qwen-code"
+    OPENCODE = "opencode"
+    LOOP = "loop"
+
+
+class Dashboard(StrEnum):
+    """How rank 0's terminal shows the run; `auto` is rich on a terminal and lines elsewhere."""
+
+    AUTO = "auto"
+    RICH = "rich"
+    LINES = "lines"
+    OFF = "off"
+
+
+class LogLevel(StrEnum):
+    """The least severe log line that is written."""
 
     DEBUG = "debug"
     INFO = "info"

@@ -218,9 +218,6 @@ def check_combinations(settings: Settings) -> None:
             given=where.ep,
             fix="change ep, or the others",
         )
-    _check_tokens(settings, model.max_context_tokens)
-    _check_objective(settings.trainer)
-    if settings.sampling.top_p < 1 and settings.sampling.temperature > 0:
     if settings.schedule.policy.is_async and settings.schedule.training_cells >= max(where.num_cells, 1):
         raise ConfigError(
             "schedule.training_cells",
@@ -228,6 +225,9 @@ def check_combinations(settings: Settings) -> None:
             given=settings.schedule.training_cells,
             fix="an async policy needs a cell for rollouts",
         )
+    _check_tokens(settings, model.max_context_tokens)
+    _check_objective(settings.trainer)
+    if settings.sampling.top_p < 1 and settings.sampling.temperature > 0:
         raise ConfigError(
             "sampling.top_p",
             wanted="1",
@@ -293,6 +293,18 @@ def _check_tokens(settings: Settings, context: int) -> None:
             )
 
 
+def check_runnable(settings: Settings) -> None:
+    """Raise ConfigError for what can be simulated and not run."""
+    policy = settings.schedule.policy
+    if policy.is_simulated_only:
+        able = ", ".join(one.value for one in type(policy) if not one.is_simulated_only)
+        fix = "`gyre.py simulate` takes it; the ranks cannot carry it out"
+        raise ConfigError("schedule.policy", wanted=f"one of {able} for a run", given=policy.value, fix=fix)
+    if policy.is_async and settings.placement.num_cells < 2:
+        fix = "add a cell, or choose another policy"
+        raise ConfigError("placement.num_cells", wanted="2 or more for an async policy", given=1, fix=fix)
+
+
 def check_paths(settings: Settings) -> None:
     """Raise ConfigError for the first path in the settings that is not there. Looks at the disk; opens nothing."""
     model, tasks, harness_config = settings.model.path, settings.tasks, settings.rollout.harness_config
@@ -315,18 +327,6 @@ def describe_settings() -> str:
         _, _, purpose = (schema.__doc__ or "").partition(": ")
         lines += ["", f"[{section}]  # {purpose}"] if lines else [f"[{section}]  # {purpose}"]
         for setting in settings_of(section, schema):
-def check_runnable(settings: Settings) -> None:
-    """Raise ConfigError for what can be simulated and not run."""
-    policy = settings.schedule.policy
-    if policy.is_simulated_only:
-        able = ", ".join(one.value for one in type(policy) if not one.is_simulated_only)
-        fix = "`gyre.py simulate` takes it; the ranks cannot carry it out"
-        raise ConfigError("schedule.policy", wanted=f"one of {able} for a run", given=policy.value, fix=fix)
-    if policy.is_async and settings.placement.num_cells < 2:
-        fix = "add a cell, or choose another policy"
-        raise ConfigError("placement.num_cells", wanted="2 or more for an async policy", given=1, fix=fix)
-
-
             kind = f"{_type_words(setting.kind)} {setting.doc.within}".strip()
             lines.append(f"  {setting.name} = {_default_text(setting.default)}")
             lines.append(f"      {setting.doc.text} ({kind})")

@@ -56,10 +56,10 @@ NATURAL = Range(at_least=1)
 POSITIVE = Range(above=0)
 SHARE = Range(above=0, below=1)
 DECAY = Range(at_least=0, below=1)
+UNIT = Range(at_least=0, at_most=1)
 PORT = Range(at_least=1024, at_most=65535)
 
 
-UNIT = Range(at_least=0, at_most=1)
 @dataclass(frozen=True, slots=True)
 class Doc:
     """A setting's line of doc and its range."""
@@ -164,6 +164,7 @@ class ScheduleSettings:
     rollouts_per_group: Annotated[int, Doc("rollouts of one task: G", Range(at_least=2))]
     staleness: Annotated[float, Doc("batches dispatched ahead, may be a fraction: phi", COUNT)] = 0.0
     cell_capacity: Annotated[int, Doc("rollouts that a cell carries at once: C_e", NATURAL)]
+    training_cells: Annotated[int, Doc("cells that only train, for the async policies; 0: half of them", COUNT)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +179,6 @@ class SamplingSettings:
         PathRole.MAIN,
         PathRole.SUB_AGENT,
         PathRole.MAIN_SUMMARY,
-    training_cells: Annotated[int, Doc("cells that only train, for the async policies; 0: half of them", COUNT)] = 0
         PathRole.SUB_AGENT_SUMMARY,
     )
 
@@ -241,20 +241,6 @@ class StopSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """All settings of a run. A component gets its own section."""
-
-    run: RunSettings
-    model: ModelSettings
-    placement: PlacementSettings
-    engine: EngineSettings
-    trainer: TrainerSettings
-    schedule: ScheduleSettings
-    sampling: SamplingSettings
-    rollout: RolloutSettings
-    tasks: TasksSettings
-    sandbox: SandboxSettings
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateSettings:
     """[simulate]: the cluster and the workload that `gyre.py simulate` assumes; a real run reads none of it."""
 
@@ -280,9 +266,24 @@ class SimulateSettings:
     restart_s: Annotated[float, Doc("from a lost cell until all serve again from the last step", COUNT)] = 300.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings of a run. A component gets its own section."""
+
+    run: RunSettings
+    model: ModelSettings
+    placement: PlacementSettings
+    engine: EngineSettings
+    trainer: TrainerSettings
+    schedule: ScheduleSettings
+    sampling: SamplingSettings
+    rollout: RolloutSettings
+    tasks: TasksSettings
+    sandbox: SandboxSettings
     gateway: GatewaySettings
     watch: WatchSettings
     stop: StopSettings
+    simulate: SimulateSettings
 
     @property
     def layout(self) -> Layout:
@@ -297,7 +298,6 @@ class SimulateSettings:
 
     @property
     def num_ranks(self) -> int:
-    simulate: SimulateSettings
         """Ranks of the whole world, as torchrun must start them."""
         return self.placement.num_cells * self.ranks_per_cell
 

@@ -27,6 +27,7 @@ from gyre.gateway.render import Renderer
 from gyre.gateway.template import ChatTemplate
 from gyre.program.conductor import Conductor, Hooks, Switch
 from gyre.program.groups import GroupLedger
+from gyre.program.orders import FINISHED, OrderDesk, OrderHooks, is_orderly
 from gyre.program.progress import Progress
 from gyre.program.rollouts import Rollout, RolloutBook, RolloutHooks
 from gyre.program.routes import MovedTurn, Router
@@ -35,6 +36,7 @@ from gyre.program.watchdog import ProcessWatch
 from gyre.schedule.commands import Command
 from gyre.schedule.events import (
     CellLost,
+    DispatchHeld,
     DispatchReleased,
     Evaluate,
     Event,
@@ -51,6 +53,7 @@ from gyre.store import records
 from gyre.store.store import RunStore
 from gyre.store.summary import render_summary, write_summary
 from gyre.tasks.harbor import load_tasks
+from gyre.watch.live import LiveFile
 from gyre.watch.screen import Screen
 from gyre.wire.link import FrontLink
 from gyre.wire.messages import (
@@ -80,8 +83,6 @@ from gyre.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-FINISHED = "finished"
-
 
 class Front:
     """One run, from the first rank to the summary."""
@@ -98,7 +99,7 @@ class Front:
         self._ranks: dict[str, RankUp] = {}
         self._leaders: dict[int, str] = {}
         self._hands: list[str] = []
-        self.progress = Progress(settings=settings, screen=Screen(settings.watch))
+        self.progress = Progress(settings=settings, screen=Screen(settings.watch), live=LiveFile(folder))
         self._build()
 
     def _build(self) -> None:
@@ -111,6 +112,7 @@ class Front:
             on_failed=lambda turn, error: self._book.turn_failed(turn, error),
             on_idle=lambda cell: self._conductor.cell_idle(cell),
             on_moved=self._moved,
+            clock=self._now,
         )
         self._book = RolloutBook(
             settings=settings,
@@ -154,6 +156,14 @@ class Front:
                 clock=self._now,
             ),
         )
+        self._desk = OrderDesk(
+            OrderHooks(
+                hold=lambda: self._conductor.feed(DispatchHeld()),
+                release=lambda: self._conductor.feed(DispatchReleased()),
+                take_checkpoint=self._queue.take_checkpoint,
+                end=self.end,
+            )
+        )
 
     # --- the run ----------------------------------------------------------------------------------
 
@@ -171,15 +181,15 @@ class Front:
             task.cancel()
         self._record(records.RunEnded(reason=self.reason, wall_s=self._now()))
         self._store.sync()
-        self.progress.finish(render_summary(write_summary(self._folder)))
-        return 0 if self.reason == FINISHED else 1
+        self.progress.finish(render_summary(write_summary(self._folder)), reason=self.reason)
+        return 0 if is_orderly(self.reason) else 1
 
     def end(self, reason: str) -> None:
         """The run is over; the first reason counts."""
         if not self.reason:
             self.reason = reason
             log.info("end reason=%s", reason)
-            if reason != FINISHED:
+            if not is_orderly(reason):
                 self._trouble("error", f"the run ends: {reason}")
             self._ended.set()
 
@@ -224,6 +234,7 @@ class Front:
                 if late:
                     self.end(late)
             self.progress.show(now, self._conductor, self._router, self._book)
+            self._take_orders(now)
 
     def _handle(self, identity: str, message: Message) -> None:
         match message:
@@ -271,6 +282,13 @@ class Front:
             case _:
                 log.warning("unexpected peer=%s message=%s", identity, type(message).__name__)
 
+    def _take_orders(self, now: float) -> None:
+        for order in self.progress.orders():
+            log.info("order=%s", order)
+            self._record(records.OrderTaken(order=order.value, time=now))
+            self._desk.take(order, is_training=self.progress.phase == "training")
+        self.progress.notes = self._desk.notes()
+
     # --- who is there -----------------------------------------------------------------------------
 
     def _rank_up(self, identity: str, message: RankUp) -> None:
@@ -315,7 +333,7 @@ class Front:
         if self._settings.tasks.eval_rollouts and self._resumed_version == 0:
             self._evaluate("before")
         else:
-            self._conductor.feed(DispatchReleased())
+            self._desk.open_dispatch()
 
     # --- evaluation and steps ---------------------------------------------------------------------
 
@@ -326,7 +344,7 @@ class Front:
     def _evaluated(self, name: str, mean: float) -> None:
         self.progress.evaluated(name, mean)
         if name == "before":
-            self._conductor.feed(DispatchReleased())
+            self._desk.open_dispatch()
         else:
             self.end(FINISHED)
 
@@ -357,6 +375,7 @@ class Front:
                 mean_logprob_gap=message.mean_logprob_gap,
                 clipped_rollouts=message.clipped_rollouts,
                 entropy=message.entropy,
+                time=self._now(),
             )
         )
         self.progress.micro_step(message)
@@ -382,6 +401,7 @@ class Front:
         self._store.sync()
         self.progress.step_applied(message, rewards, self._now())
         self._conductor.step_applied(message)
+        self._desk.step_trained(message.version, message.checkpoint)
 
     # --- records ----------------------------------------------------------------------------------
 
@@ -393,13 +413,17 @@ class Front:
                 source=moved.source,
                 destination=moved.destination,
                 tokens_kept=moved.tokens_kept,
+                time=self._now(),
             )
         )
         self.progress.moved += 1
 
     def _switched(self, switch: Switch) -> None:
-        self._record(records.Switched(cell=switch.cell, to=switch.duty.value, seconds=switch.seconds, step=switch.step))
-        self.progress.switched(switch, self._now())
+        now = self._now()
+        self._record(
+            records.Switched(cell=switch.cell, to=switch.duty.value, seconds=switch.seconds, step=switch.step, time=now)
+        )
+        self.progress.switched(switch, now)
 
     def _journal(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         if isinstance(event, Tick) and not commands:
@@ -409,7 +433,7 @@ class Front:
             self._record(records.schedule_command(now, command))
 
     def _trouble(self, level: str, text: str) -> None:
-        self._record(records.Trouble(level=level, text=text))
+        self._record(records.Trouble(level=level, text=text, time=self._now()))
         self.progress.trouble(level, text)
 
     def _record(self, record: records.Record) -> None:
@@ -437,7 +461,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _began(settings: Settings, config_text: str, resumed_version: int) -> records.RunBegan:
+def _began(settings: Settings, config_text: str, resumed_version: int, tokens_bytes: int) -> records.RunBegan:
     return records.RunBegan(
         name=settings.run.name,
         seed=settings.run.seed,
@@ -448,6 +472,8 @@ def _began(settings: Settings, config_text: str, resumed_version: int) -> record
         started_at=time.time(),
         resumed_version=resumed_version,
         config_sha256=hashlib.sha256(config_text.encode()).hexdigest(),
+        model_path=str(settings.model.path.absolute()),
+        tokens_bytes=tokens_bytes,
     )
 
 
@@ -485,7 +511,7 @@ def main() -> int:
         logging.getLogger().setLevel(settings.watch.log_level.value.upper())
         config_text = arguments.config.read_text()
         store = RunStore.open(arguments.folder, config_text=config_text)
-        store.record(_began(settings, config_text, arguments.resumed_version))
+        store.record(_began(settings, config_text, arguments.resumed_version, store.tokens_bytes))
     except GyreError as error:
         _say_hello(arguments.address_fd, {"error": str(error)})
         return error.exit_code

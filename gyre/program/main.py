@@ -1,4 +1,4 @@
-"""The command line: `gyre.py CONFIG`, `gyre.py check CONFIG`, `gyre.py settings`, `gyre.py summary RUN`.
+"""The command line: `gyre.py CONFIG`, and what looks at configurations and runs (check, watch, report, ...).
 
 Settings are read and checked before anything heavy is imported; a mistake in them is told by rank 0 alone and
 ends every rank with exit code 2.
@@ -9,11 +9,16 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from gyre.errors import ConfigError, GyreError
 
-COMMANDS = ("check", "settings", "summary", "train")
+COMMANDS = ("check", "doctor", "report", "settings", "summary", "tell", "timeline", "train", "watch")
+FOLDER = "run folder, e.g. runs/quickstart"
+TAKEN_WAIT_S = 15.0
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def main(argv: list[str]) -> int:
@@ -49,10 +54,34 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(act=act)
     settings = commands.add_parser("settings", help="print every setting with type, default and meaning")
     settings.set_defaults(act=_settings)
-    summary = commands.add_parser("summary", help="recompute a run's summary from its store and print it")
-    summary.add_argument("folder", type=Path, help="run folder, e.g. runs/quickstart")
-    summary.set_defaults(act=_summary)
+    for add in (_add_summary, _add_watch, _add_tell):
+        add(commands)
     return parser
+
+
+def _add_summary(commands: "Commands") -> None:
+    summary = commands.add_parser("summary", help="recompute a run's summary from its store and print it")
+    summary.add_argument("folder", type=Path, help=FOLDER)
+    summary.set_defaults(act=_summary)
+
+
+def _add_watch(commands: "Commands") -> None:
+    watch = commands.add_parser("watch", help="show a run's dashboard from another terminal or machine")
+    watch.add_argument("folder", type=Path, help=FOLDER)
+    watch.add_argument("--once", action="store_true", help="one picture, then leave")
+    watch.add_argument("--lines", action="store_true", help="plain lines instead of a picture")
+    watch.set_defaults(act=_watch)
+
+
+def _add_tell(commands: "Commands") -> None:
+    tell = commands.add_parser("tell", help="order a running run: pause, resume, checkpoint, stop, stop-now")
+    tell.add_argument("folder", type=Path, help=FOLDER)
+    tell.add_argument(
+        "order",
+        choices=("pause", "resume", "checkpoint", "stop", "stop-now"),
+        help="pause/resume: dispatch of new groups; checkpoint: with the next step; stop: after this step",
+    )
+    tell.set_defaults(act=_tell)
 
 
 def _train(arguments: argparse.Namespace) -> NoReturn:
@@ -60,6 +89,7 @@ def _train(arguments: argparse.Namespace) -> NoReturn:
 
     settings = load_settings(arguments.config, overrides=arguments.set)
     check_paths(settings)
+    check_runnable(settings)
     from gyre.program.run import Launch, run
 
     folder = settings.run_folder
@@ -89,7 +119,6 @@ def _check_folder(folder: Path, *, resume: bool, is_restart: bool) -> None:
             wanted="a run folder that no living run owns",
             given=f"{folder} ({found.describe()})",
             fix=f"stop that run first (pid {found.owner_pid}), or choose another name",
-    check_runnable(settings)
         )
     if found is not None and not resume:
         raise ConfigError(
@@ -113,6 +142,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
     settings = load_settings(arguments.config, overrides=arguments.set)
     check_paths(settings)
+    check_runnable(settings)
     sys.stdout.write(describe(settings))
     return 0
 
@@ -124,9 +154,29 @@ def _settings(_: argparse.Namespace) -> int:
     return 0
 
 
+def _watch(arguments: argparse.Namespace) -> int:
+    from gyre.config.choices import Dashboard
+    from gyre.watch.attach import attach
+
+    dashboard = Dashboard.LINES if arguments.lines else Dashboard.AUTO
+    return attach(arguments.folder, dashboard=dashboard, is_once=arguments.once, stream=sys.stdout)
+
+
+def _tell(arguments: argparse.Namespace) -> int:
+    from gyre.store.orders import Order, await_taken, give_order
+    from gyre.store.store import existing
+
+    found = existing(arguments.folder)
+    if found is None or found.ended:
+        state = found.describe() if found else "no run there"
+        raise ConfigError("RUN", wanted="the folder of a running run", given=f"{arguments.folder} ({state})")
+    await_taken(give_order(arguments.folder, Order(arguments.order)), wait_s=TAKEN_WAIT_S)
+    sys.stdout.write(f"taken: {arguments.order}\n")
+    return 0
+
+
 def _summary(arguments: argparse.Namespace) -> int:
     from gyre.store.summary import render_summary, write_summary
 
     sys.stdout.write(render_summary(write_summary(arguments.folder)))
     return 0
-    check_runnable(settings)

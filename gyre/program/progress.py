@@ -1,12 +1,15 @@
 """How far the run is, for the screen: start-up, figures of steps, switches, messages. Decides nothing."""
 
 from collections import deque
+from dataclasses import replace
 
 from gyre.config.schema import Settings
 from gyre.program.conductor import Conductor, Switch
 from gyre.program.rollouts import RolloutBook
 from gyre.program.routes import Router
+from gyre.store.orders import Order
 from gyre.types import Duty
+from gyre.watch.live import LiveFile
 from gyre.watch.screen import Screen
 from gyre.watch.snapshot import CellPicture, RunSnapshot, SwitchPicture
 from gyre.wire.messages import EngineStarted, HandsUp, Heartbeat, MicroStepFinished, RankUp, StepApplied
@@ -15,10 +18,12 @@ RATE_WINDOW_S = 20.0
 
 
 class Progress:
-    """Collects what `RunSnapshot` shows and feeds the screen."""
+    """Collects what `RunSnapshot` shows and feeds the screen and the folder's live picture."""
 
-    def __init__(self, *, settings: Settings, screen: Screen) -> None:
-        self._settings, self._screen = settings, screen
+    def __init__(self, *, settings: Settings, screen: Screen, live: LiveFile) -> None:
+        self._settings, self._screen, self._live = settings, screen, live
+        self._shown: RunSnapshot | None = None
+        self.notes: tuple[str, ...] = ()
         self._num_cells = settings.placement.num_cells
         self.serving: set[int] = set()
         self.begun = False
@@ -110,10 +115,20 @@ class Progress:
 
     def show(self, now: float, conductor: Conductor, router: Router, book: RolloutBook) -> None:
         """Give the screen a new picture."""
-        self._screen.update(self._snapshot(now, conductor, router, book))
+        self._shown = self._snapshot(now, conductor, router, book)
+        self._screen.update(self._shown)
+        self._live.update(self._shown)
 
-    def finish(self, text: str) -> None:
-        """The last words."""
+    def orders(self) -> list[Order]:
+        """What people told the run since the last time."""
+        return self._live.orders()
+
+    def finish(self, text: str, *, reason: str) -> None:
+        """The last words, and why they are the last."""
+        if self._shown is not None:
+            last = replace(self._shown, phase="ended", ended=reason, eta_s=None, messages=tuple(self._messages))
+            self._screen.update(last)
+            self._live.finish(last)
         self._screen.finish(text)
 
     def _snapshot(self, now: float, conductor: Conductor, router: Router, book: RolloutBook) -> RunSnapshot:
@@ -145,6 +160,7 @@ class Progress:
             harness_errors=book.harness_errors,
             switches=tuple(self._switches),
             messages=tuple(self._messages),
+            orders=self.notes,
         )
 
     def _cell(self, cell: int, now: float, conductor: Conductor, router: Router) -> CellPicture:

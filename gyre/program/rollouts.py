@@ -129,7 +129,7 @@ class RolloutBook:
         self._enter(one, "ended", f"{message.end}: {message.detail}" if message.detail else message.end)
         if one.end is EndReason.HARNESS_ERROR:
             self.harness_errors += 1
-            self._hooks.record(records.HarnessError(rollout=message.rollout, detail=message.detail))
+            self._hooks.record(records.HarnessError(rollout=message.rollout, detail=message.detail, time=one.since))
         self._hooks.forget(message.rollout)
         self._hooks.terminated(message.rollout)
 
@@ -216,7 +216,7 @@ class RolloutBook:
         if one is None:
             return
         self.harness_errors += 1
-        self._hooks.record(records.HarnessError(rollout=turn.rollout, detail=error))
+        self._hooks.record(records.HarnessError(rollout=turn.rollout, detail=error, time=self._hooks.clock()))
         for answer in one.session.fail(turn.call, 503, error):
             self._hooks.to_hands(answer)
 
@@ -232,7 +232,7 @@ class RolloutBook:
         )
 
     def _record_turn(self, one: Rollout, turn: Turn, sample: Sample) -> None:
-        closed = one.session.turns[-1]
+        closed, now = one.session.turns[-1], self._hooks.clock()
         self._hooks.record(
             records.TurnDone(
                 rollout=one.rollout,
@@ -248,7 +248,9 @@ class RolloutBook:
                 cached_tokens=sample.cached_tokens,
                 retokenised=one.session.stats.retokenised_tokens,
                 moved=turn.moved,
-                seconds=self._hooks.clock() - one.turn_began.pop(turn.call, self._hooks.clock()),
+                seconds=now - one.turn_began.pop(turn.call, now),
+                time=now,
+                waited_s=turn.waited_s,
             )
         )
 

@@ -46,6 +46,8 @@ class Turn:
     moved: int = 0
     failures: int = 0
     is_abandoned: bool = False
+    waited_s: float = 0.0
+    parked_at: float = 0.0
 
     @property
     def num_sampled(self) -> int:
@@ -90,9 +92,10 @@ class Router:
         on_idle: Callable[[int], None],
         on_moved: Callable[[MovedTurn], None],
         max_failures: int = 3,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._send, self._on_done, self._on_failed = send, on_done, on_failed
-        self._on_idle, self._on_moved, self._max_failures = on_idle, on_moved, max_failures
+        self._on_idle, self._on_moved, self._max_failures, self._clock = on_idle, on_moved, max_failures, clock
         self._route: dict[RolloutId, int] = {}
         self._open: dict[int, int] = {}
         self._closing: set[int] = set()
@@ -209,11 +212,14 @@ class Router:
             self.submit(turn)
 
     def _park(self, turn: Turn) -> None:
+        if turn.call not in self._parked:
+            turn.parked_at = self._clock()
         self._parked[turn.call] = turn
 
     def _forward(self, turn: Turn) -> None:
         cell = self._route[turn.rollout]
-        self._parked.pop(turn.call, None)
+        if self._parked.pop(turn.call, None) is not None:
+            turn.waited_s += self._clock() - turn.parked_at
         turn.cell, turn.attempt = cell, turn.attempt + 1
         self._turns[turn.call] = turn
         prompt = np.concatenate([turn.prompt, *(piece.tokens for piece in turn.pieces)]).astype(np.int32)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gyre.config.schema import Settings
 from gyre.errors import ConfigError, GyreError
 from gyre.program.control import ControlThread, Phase, Pulse
+from gyre.program.orders import FINISHED, is_orderly
 from gyre.program.signals import StopSignals
 from gyre.program.spawn import start_front, start_hands
 from gyre.wire.link import ThreadPeer
@@ -143,7 +144,7 @@ class Rank:
         finally:
             self._end()
         log.info("rank=%d ends reason=%s", self._launch.rank, reason)
-        return 0 if reason == "finished" else 1
+        return 0 if is_orderly(reason) else 1
 
     def _act(self, front_address: str | None) -> str:
         from gyre.fabric.world import World
@@ -195,7 +196,7 @@ class Rank:
         if not is_leader:
             self._control = build_control(self._peer, world, cell.index, groups=None, engine=None)
             follow(training, relay)
-            return "finished"
+            return FINISHED
         self._phase.enter("starting the engine")
         began = time.monotonic()
         self._engine = build_engine(self._settings, world.rank, cell.index)

@@ -33,6 +33,7 @@ class StepQueue:
         self._work: dict[int, StepWork] = {}
         self._parked: dict[int, tuple[Claim, float]] = {}
         self._closed: dict[int, StepClosed] = {}
+        self._is_checkpoint_asked = False
 
     def add_group(
         self, step: int, micro_steps: list[tuple[TreeRow, ...]], *, num_rollouts: int, num_targets: int
@@ -78,10 +79,16 @@ class StepQueue:
                 members=members,
                 num_rollouts=work.num_rollouts,
                 num_targets=work.num_targets,
+                checkpoint=self._is_checkpoint_asked,
             )
         }
+        self._is_checkpoint_asked = False
         self.wake(now)
         return work.num_rollouts
+
+    def take_checkpoint(self) -> None:
+        """The core leaves a checkpoint of the step that is closed next, whether or not one is due."""
+        self._is_checkpoint_asked = True
 
     def counts(self, step: int) -> tuple[int, int]:
         """(ready, claimed) micro-steps of the step."""

@@ -101,13 +101,14 @@ class TrainingCell:
             return None
         divisor = batch_divisor(self._objective.objective, order.num_rollouts, order.num_targets)
         stats = self._replica.apply(divisor)
-        checkpoint = self._checkpoint(order.step + 1)
+        checkpoint = self._checkpoint(order.step + 1, is_asked=order.checkpoint)
         return Applied(stats=stats, tensors=self._replica.export_hf(), checkpoint=checkpoint)
 
-    def _checkpoint(self, version: int) -> str:
-        """Save the state after `version` steps if one is due, and drop the oldest. Returns its name or ""."""
+    def _checkpoint(self, version: int, *, is_asked: bool) -> str:
+        """Save the state after `version` steps if due or asked, and drop the oldest. Returns its name or ""."""
         trainer = self._settings.trainer
-        if version % trainer.checkpoint_every_steps and version != self._settings.run.steps:
+        is_due = not version % trainer.checkpoint_every_steps or version == self._settings.run.steps
+        if not is_due and not is_asked:
             return ""
         path = self._folder / f"step-{version:06d}"
         self._replica.save_checkpoint(path, version)

@@ -25,6 +25,7 @@ RLIMITS = {
     "file_bytes": resource.RLIMIT_FSIZE,
     "processes": resource.RLIMIT_NPROC,
     "memory_bytes": resource.RLIMIT_AS,
+    "data_bytes": resource.RLIMIT_DATA,
     "core_bytes": resource.RLIMIT_CORE,
     "files": resource.RLIMIT_NOFILE,
 }

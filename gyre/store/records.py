@@ -23,7 +23,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class RunBegan(Record, frozen=True):
     """A front took the run over; `resumed_version` > 0 if it went on from a checkpoint.
 
-    Step s trains groups [s * groups_per_batch, (s + 1) * groups_per_batch); 0 means not told.
+    Step s trains groups [s * groups_per_batch, (s + 1) * groups_per_batch); 0 means not told. `started_at` is Unix
+    time, when this life's clock showed 0; turns that lie before `tokens_bytes` of tokens.log are of earlier lives.
     """
 
     name: str
@@ -35,6 +36,8 @@ class RunBegan(Record, frozen=True):
     resumed_version: int
     config_sha256: str
     groups_per_batch: int = 0
+    model_path: str = ""
+    tokens_bytes: int = 0
 
 
 class RunEnded(Record, frozen=True):
@@ -85,7 +88,8 @@ class RolloutScored(Record, frozen=True):
 class TurnDone(Record, frozen=True):
     """One turn: the context ids that were new, the sampled ids, and where they lie in the rollout's tree.
 
-    `retokenised` is the session's count so far; `moved` how often this turn went on in another cell.
+    `retokenised` is the session's count so far; `moved` how often this turn went on in another cell. It ended at
+    `time` and took `seconds`, of which it waited `waited_s` for a cell to open.
     """
 
     rollout: str
@@ -102,6 +106,8 @@ class TurnDone(Record, frozen=True):
     retokenised: int
     moved: int
     seconds: float
+    time: float = 0.0
+    waited_s: float = 0.0
 
 
 class GroupReady(Record, frozen=True):
@@ -127,6 +133,7 @@ class MicroStepTrained(Record, frozen=True):
     mean_logprob_gap: float
     clipped_rollouts: int
     entropy: float
+    time: float = 0.0
 
 
 class StepTrained(Record, frozen=True):
@@ -145,12 +152,13 @@ class StepTrained(Record, frozen=True):
 
 
 class Switched(Record, frozen=True):
-    """A cell changed its duty to `to` (training or rollout) in `seconds`."""
+    """A cell changed its duty to `to` (training or rollout) in `seconds`, at `time`."""
 
     cell: int
     to: str
     seconds: float
     step: int
+    time: float = 0.0
 
 
 class LiveRequestMoved(Record, frozen=True):
@@ -161,6 +169,7 @@ class LiveRequestMoved(Record, frozen=True):
     source: int
     destination: int
     tokens_kept: int
+    time: float = 0.0
 
 
 class HarnessError(Record, frozen=True):
@@ -168,6 +177,7 @@ class HarnessError(Record, frozen=True):
 
     rollout: str
     detail: str
+    time: float = 0.0
 
 
 class Evaluated(Record, frozen=True):
@@ -192,11 +202,20 @@ class Trouble(Record, frozen=True):
 
     level: str
     text: str
+    time: float = 0.0
+
+
+class OrderTaken(Record, frozen=True):
+    """A person told the run something."""
+
+    order: str
+    time: float
 
 
 AnyRecord = Union[  # noqa: UP007 - msgspec wants the union spelled for its decoder
     RunBegan, RunEnded, ScheduleEvent, ScheduleCommand, RolloutChanged, RolloutScored, TurnDone, GroupReady,
     MicroStepTrained, StepTrained, Switched, LiveRequestMoved, HarnessError, Evaluated, CellState, Trouble,
+    OrderTaken,
 ]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

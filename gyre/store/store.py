@@ -107,6 +107,11 @@ class RunStore:
             os.close(lock_fd)
             raise
 
+    @property
+    def tokens_bytes(self) -> int:
+        """How long tokens.log is."""
+        return self._tokens.size
+
     def record(self, record: records.Record) -> None:
         """Write one record; it survives a kill of this process. Raises StoreError (full disk)."""
         log = self._tokens if isinstance(record, records.TurnDone) else self._events

@@ -1,7 +1,7 @@
 """A family of small shell tasks, drawn from a seed and written as Harbor task folders.
 
 Four kinds: the sum of two numbers, a file with a given word, the number of lines of a file, and a word that
-must be looked up and written in capitals. Each has one right file, one right text and four checks (the file
+must be looked up in one file and written to another. Each has one right file, one right text and four checks (the file
 is there, its format, its exact text, nothing else touched), so that a half-right attempt has a score between
 0 and 1. The checks see the workspace alone, never the transcript.
 
@@ -28,7 +28,7 @@ from gyre.tasks.shell_folder import render_instruction, render_solution, render_
 
 log = logging.getLogger(__name__)
 
-GENERATOR = "shell-1"
+GENERATOR = "shell-2"
 """Changes whenever the same seed would give other tasks, so that stale folders are written anew."""
 
 _WORDS = """
@@ -53,7 +53,7 @@ class Kind(StrEnum):
     LOOKUP = "lookup"
 
 
-FORMATS = {Kind.SUM: "0-9", Kind.CREATE: "a-z", Kind.COUNT: "0-9", Kind.LOOKUP: "A-Z"}
+FORMATS = {Kind.SUM: "0-9", Kind.CREATE: "a-z", Kind.COUNT: "0-9", Kind.LOOKUP: "a-z"}
 """The characters that the right file may consist of, as a bracket expression of sh and `re` alike."""
 
 TENTHS = {"file": 1, "format": 2, "exact": 5, "clean": 2}
@@ -117,12 +117,12 @@ def draw(rng: random.Random, kind: Kind) -> ShellTask:
         case Kind.LOOKUP:
             return ShellTask(
                 kind=kind,
-                instruction=f"Read {source} and write its word in capitals to {target}.",
+                instruction=f"Read {source} and write its word to {target}.",
                 operands=(source,),
                 target=target,
-                want=word.upper(),
+                want=word,
                 files={source: f"{word}\n"},
-                solution=f"tr a-z A-Z < {source} > {target}",
+                solution=f"cat {source} > {target}",
             )
 
 

@@ -1,7 +1,7 @@
 """A careless demonstrator of the shell tasks: scripted commands, executed for real, as the harness would show them.
 
 Most of what it does is wrong: it writes to `out.txt` instead of the file that was named, subtracts, adds a
-full stop, counts bytes, forgets the capitals. A policy that imitates it answers wrongly at temperature 0 too,
+full stop, counts bytes, writes in capitals. A policy that imitates it answers wrongly at temperature 0 too,
 while the right behaviour stays among its samples: reward alone can tell the two apart. It nearly always
 submits, so rollouts of its imitators are short.
 
@@ -30,9 +30,9 @@ class Habits:
 
     careless_file: float = 0.68
     careless_text: float = 0.66
-    slip: float = 0.02
+    slip: float = 0.01
     look: float = 0.15
-    linger: float = 0.04
+    linger: float = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def script(task: ShellTask, rng: random.Random, habits: Habits) -> tuple[str, ..
             commands.append(f"wc {'-c' if is_careless else '-l'} < {task.operands[0]} > {target}")
         case Kind.LOOKUP:
             commands.append(f"cat {task.operands[0]}")
-            commands.append(f"echo {task.want.lower() if is_careless else task.want} > {target}")
+            commands.append(f"echo {task.want.upper() if is_careless else task.want} > {target}")
     if rng.random() < habits.look:
         commands.append(f"cat {target}")
     if rng.random() < habits.linger:

@@ -201,12 +201,16 @@ class ClaimLater(Message, frozen=True):
 
 
 class StepClosed(Message, frozen=True):
-    """The batch is whole. Members [0, members) reduce into the core, which divides by the rollouts or the targets of the batch."""
+    """The batch is whole. Members [0, members) reduce into the core, which divides by the rollouts or the targets of the batch.
+
+    `checkpoint`: somebody asked for one, whether or not one is due.
+    """
 
     step: int
     members: int
     num_rollouts: int
     num_targets: int
+    checkpoint: bool = False
 
 
 class Stop(Message, frozen=True):

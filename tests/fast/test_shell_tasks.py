@@ -53,7 +53,7 @@ def test_the_solution_scores_one_and_doing_nothing_scores_zero(task: ShellTask, 
 
 def spoil(task: ShellTask, workspace: Path, rng: random.Random) -> None:
     """Leave one of the things in the workspace that a policy might leave."""
-    texts = [task.want, task.want + "\n", task.want + ".", task.want.lower(), f" {task.want}", "7\n", "", "x\ny\n"]
+    texts = [task.want, task.want + "\n", task.want + ".", task.want.upper(), f" {task.want}", "7\n", "", "x\ny\n"]
     texts += [f"{task.want}\n\n", f"{task.want}\n{task.want}\n", "-12\n", "é\n", "*\n"]
     for name in rng.sample([task.target, *task.files, CARELESS_FILE, ".hidden", "..x", "a b"], rng.randint(0, 3)):
         (workspace / name).write_text(rng.choice(texts))
@@ -142,5 +142,5 @@ def test_demonstrations_look_like_the_harness_shows_them() -> None:
     assert [role for role, _ in messages] == roles[:-1]
     assert messages[1][1] == task.instruction
     assert messages[2][1] == f"```sh\ncat {task.operands[0]}\n```"
-    assert messages[3][1] == f"rc=0\n{task.want.lower()}"
+    assert messages[3][1] == f"rc=0\n{task.want}"
     assert messages[5][1] == "rc=0\n"
