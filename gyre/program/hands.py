@@ -23,8 +23,10 @@ from gyre.config.choices import HarnessName
 from gyre.config.load import load_settings
 from gyre.config.schema import Settings
 from gyre.errors import DeadlineError, GyreError, RunError
+from gyre.harness.cli import CliHarness, ModelWindow
 from gyre.harness.harness import Harness
 from gyre.harness.loop import LoopHarness
+from gyre.harness.programs import PROGRAMS
 from gyre.harness.zygote import MiniSweAgent
 from gyre.program.attempt import Attempt, TaskShelf, Workshop
 from gyre.sandbox.lease import reap_stale
@@ -211,6 +213,11 @@ def _make_harness(settings: Settings) -> Harness:
             return MiniSweAgent(config=settings.rollout.harness_config)
         case HarnessName.LOOP:
             return LoopHarness()
+        case name:
+            window = ModelWindow(
+                context_tokens=settings.model.max_context_tokens, turn_tokens=settings.sampling.max_turn_tokens
+            )
+            return CliHarness(PROGRAMS[name.value], window)
 
 
 async def serve(settings: Settings, *, front: str, node: int, run: str, root: Path) -> None:

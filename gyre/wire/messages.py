@@ -201,7 +201,7 @@ class ClaimLater(Message, frozen=True):
 
 
 class StepClosed(Message, frozen=True):
-    """The batch is whole. Members [0, members) reduce into the core, which divides by the rollouts or the targets of the batch.
+    """The batch is whole. Members [0, members) reduce into the core, which divides by its rollouts or its targets.
 
     `checkpoint`: somebody asked for one, whether or not one is due.
     """
