@@ -151,6 +151,8 @@ class Rank:
 
         # A bar that SGLang draws while it loads a checkpoint would be drawn into the dashboard.
         os.environ.setdefault("TQDM_DISABLE", "1")
+        # SGLang's processes are ended hard, so Python's tracker of their semaphores would warn at every end.
+        os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
         self._phase.enter("joining the world")
         world = World.join(self._settings, self._launch.local_rank)
         address = world.share_text("front", front_address)

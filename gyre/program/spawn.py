@@ -42,13 +42,17 @@ def start_front(*, config: list[str], folder: Path, resumed_version: int, agent_
     detach(argv, log_path=folder / "logs" / "front.log", pass_fds=(writer,), keep_stdout=True)
     os.close(writer)
     hello = _read_hello(reader, wait_s=30.0)
+    if not hello:
+        log_path = folder / "logs" / "front.log"
+        last = log_path.read_text(errors="replace").strip().splitlines()[-1:]
+        raise RunError(f"the front died while starting: {' '.join(last)} (more in {log_path})")
     if "error" in hello:
         raise RunError(hello["error"])
     return hello["address"]
 
 
 def _read_hello(reader: int, *, wait_s: float) -> dict[str, str]:
-    """One JSON object from the front's start pipe; the end of the pipe without it means that it died."""
+    """One JSON object from the front's start pipe; empty if the pipe ends without one: the front died."""
     data, end = b"", time.monotonic() + wait_s
     with os.fdopen(reader, "rb", buffering=0) as pipe:
         while not data.endswith(b"\n"):
@@ -56,7 +60,7 @@ def _read_hello(reader: int, *, wait_s: float) -> dict[str, str]:
                 raise DeadlineError("start of the front", seconds=wait_s, missing="front")
             chunk = pipe.read(65536)
             if not chunk:
-                raise RunError("the front died while starting; see logs/front.log in the run folder")
+                return {}
             data += chunk
     return json.loads(data)
 
