@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 LEASE_FILE = "lease.json"
+STAGING = ".staging"
+"""Ends the name of a folder that is being made; the name holds its owner, since no lease may be there yet."""
 ETC = "root:x:0:0:root:/root:/bin/sh\nagent:x:{uid}:{uid}:agent:/tmp:/bin/sh\n"
 
 
@@ -58,8 +60,17 @@ def run_root(root: Path, run: str) -> Path:
 
 
 def write_lease(folder: Path, lease: Lease) -> None:
-    """Create or replace the lease of one sandbox."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Create or replace the lease of one sandbox. Its folder appears together with the lease, never without."""
+    if folder.exists():
+        _write_whole(folder, lease)
+        return
+    staging = folder.parent / f".{folder.name}.{lease.owner.pid}.{lease.owner.start}{STAGING}"
+    staging.mkdir(parents=True)
+    _write_whole(staging, lease)
+    staging.rename(folder)
+
+
+def _write_whole(folder: Path, lease: Lease) -> None:
     fresh = folder / (LEASE_FILE + ".new")
     fresh.write_text(json.dumps(asdict(lease)))
     fresh.rename(folder / LEASE_FILE)
@@ -98,6 +109,22 @@ def reap_stale(root: Path) -> int:
             _kill(inside)
         drop_lease(path.parent)
         reaped += 1
+    return reaped + _reap_unfinished(root)
+
+
+def _reap_unfinished(root: Path) -> int:
+    """Remove what owners left that died while making a sandbox's folder, and run folders with nothing in them."""
+    reaped = 0
+    for path in root.glob(f"gyre-*/.*{STAGING}"):
+        pid, start = path.name.removesuffix(STAGING).split(".")[-2:]
+        if not Process(pid=int(pid), start=int(start)).is_alive():
+            drop_lease(path)
+            reaped += 1
+    for folder in root.glob("gyre-*"):
+        try:
+            folder.rmdir()
+        except OSError:
+            pass  # In use, or no folder.
     return reaped
 
 

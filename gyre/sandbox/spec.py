@@ -76,15 +76,12 @@ def bwrap_argv(bwrap: str, spec: SandboxSpec, *, etc: Path, uid: int, rootless: 
             argv += ["--symlink", str(path.readlink()), name]
         elif path.is_dir():
             argv += ["--ro-bind", name, name]
-    argv += ["--perms", "0755", "--dir", "/etc"]
+    for name in ("/etc", "/etc/ssl"):  # Made on the way to a bind they would be closed to the user.
+        argv += ["--perms", "0755", "--dir", name]
     for name in ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ssl/certs", "/etc/localtime"):
         argv += ["--ro-bind-try", name, name]
     for name in ("passwd", "group", "hosts"):
         argv += ["--ro-bind", str(etc / name), f"/etc/{name}"]
-    for path in spec.read_only:
-        for parent in reversed(path.parents[:-1]):
-            argv += ["--perms", "0755", "--dir", str(parent)] if not parent.is_relative_to("/usr") else []
-        argv += ["--ro-bind", str(path), str(path)]
     argv += ["--proc", "/proc", "--dev", "/dev"]
     disk = str(spec.limits.disk_mb << 20)
     argv += ["--size", disk, "--perms", "1777", "--tmpfs", "/tmp"]
@@ -93,6 +90,11 @@ def bwrap_argv(bwrap: str, spec: SandboxSpec, *, etc: Path, uid: int, rootless: 
         argv += ["--size", disk if name != "/logs" else str(SMALL_MB << 20), "--perms", "0755", "--tmpfs", name]
     for name in LOGS:
         argv += ["--perms", "0777", "--dir", name]
+    # After the temporary file systems: what is read-only may lie below one of them (a checkout in /tmp).
+    for path in spec.read_only:
+        for parent in reversed(path.parents[:-1]):
+            argv += ["--perms", "0755", "--dir", str(parent)] if not parent.is_relative_to("/usr") else []
+        argv += ["--ro-bind", str(path), str(path)]
     return [*argv, "--remount-ro", "/", "--chdir", "/", "/bin/sh", "-c", READY_SCRIPT]
 
 

@@ -17,6 +17,7 @@ from gyre.schedule.policy import SchedulerSettings
 from gyre.store import records
 from gyre.store.store import EVENTS, TOKENS, read_records
 from gyre.store.summary import summarize
+from gyre.tasks.shell import write_split
 from tests.fakes.launcher import CONFIG, Launched
 
 START_S = 240.0
@@ -34,13 +35,22 @@ SMALL = {
 }
 
 
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quickstart's tasks, written anew."""
+    folder = tmp_path_factory.mktemp("tasks")
+    write_split(folder, num_train=24, num_held_out=4, seed=0)
+    return folder
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[object]:
+def start(tmp_path: Path, tasks: Path) -> Iterator[object]:
     """Starts runs and cleans up after them."""
     started: list[Launched] = []
 
     def begin(name: str, *, resume: bool = False, **settings: object) -> Launched:
-        chosen = {**SMALL, **{key.replace("__", "."): value for key, value in settings.items()}}
+        chosen = {"tasks.train": tasks / "train", "tasks.held_out": tasks / "held_out", **SMALL}
+        chosen |= {key.replace("__", "."): value for key, value in settings.items()}
         run = Launched(tmp_path, name, ranks=int(chosen["placement.num_cells"]), settings=chosen, resume=resume)
         started.append(run)
         return run

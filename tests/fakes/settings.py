@@ -14,6 +14,7 @@ from gyre.config.schema import (
     SandboxSettings,
     ScheduleSettings,
     Settings,
+    SimulateSettings,
     StopSettings,
     TasksSettings,
     TrainerSettings,
@@ -42,4 +43,5 @@ def make_settings(
         gateway=GatewaySettings(),
         watch=WatchSettings(),
         stop=StopSettings(),
+        simulate=SimulateSettings(),
     )
