@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gyre.errors import ConfigError, GyreError
 
-COMMANDS = ("check", "doctor", "report", "settings", "summary", "tell", "timeline", "train", "watch")
+COMMANDS = (
+    "check", "doctor", "report", "settings", "simulate", "summary", "tell", "timeline", "train", "watch",
+)  # fmt: skip
 FOLDER = "run folder, e.g. runs/quickstart"
 TAKEN_WAIT_S = 15.0
 
@@ -54,9 +56,21 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(act=act)
     settings = commands.add_parser("settings", help="print every setting with type, default and meaning")
     settings.set_defaults(act=_settings)
-    for add in (_add_summary, _add_watch, _add_tell):
+    for add in (_add_summary, _add_watch, _add_tell, _add_simulate):
         add(commands)
     return parser
+
+
+def _add_simulate(commands: "Commands") -> None:
+    simulate = commands.add_parser("simulate", help="the run in virtual time, beside the other policies")
+    source = simulate.add_mutually_exclusive_group(required=True)
+    source.add_argument("config", type=Path, nargs="?", help="TOML file; its [simulate] section is the cluster")
+    source.add_argument("--replay", type=Path, metavar="RUN", help="a run folder: predict its step time")
+    simulate.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting")
+    simulate.add_argument("--json", action="store_true", help="one JSON line instead of a table")
+    simulate.add_argument("--svg", type=Path, metavar="FILE", help="draw the configured policy")
+    simulate.add_argument("--svg-hours", type=float, metavar="HOURS", help="draw only the first hours")
+    simulate.set_defaults(act=_simulate)
 
 
 def _add_summary(commands: "Commands") -> None:
@@ -145,6 +159,16 @@ def _check(arguments: argparse.Namespace) -> int:
     check_runnable(settings)
     sys.stdout.write(describe(settings))
     return 0
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from gyre.config.load import load_settings
+    from gyre.program.simulate import simulate, simulate_replay
+
+    if arguments.replay is not None:
+        return simulate_replay(arguments.replay, is_json=arguments.json)
+    settings = load_settings(arguments.config, overrides=arguments.set)
+    return simulate(settings, is_json=arguments.json, picture=arguments.svg, picture_hours=arguments.svg_hours)
 
 
 def _settings(_: argparse.Namespace) -> int:
