@@ -4,7 +4,7 @@ A row holds its tree as `positions` and `visible_until` alone. A run is a maxima
 one path whose tokens are seen by the same later tokens; a fork ends it. Roots have the parent -1.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -74,3 +74,34 @@ def target_paths(row: TreeRow) -> Int32:
             leaf_of_run[run] = order
             run = int(forest.parents[run])
     return leaf_of_run[run_of_target]
+
+
+def flatten(row: TreeRow) -> list[TreeRow]:
+    """Every path of a row as a row of its own, nothing shared: what tree training saves, for comparisons.
+
+    Each target stays with the first path that holds it; paths without targets are left out.
+    """
+    forest, paths = read_forest(row), target_paths(row)
+    index, rows = np.arange(len(row.tokens)), []
+    for order, leaf in enumerate(forest.leaves()):
+        end = int(forest.ends[leaf])
+        path = index[(index < end) & (row.visible_until > end - 1)]
+        own = paths == order
+        if not own.any():
+            continue
+        length = len(path)
+        rows.append(
+            replace(
+                row,
+                rollout=f"{row.rollout}/{order}",
+                num_targets=int(own.sum()),
+                tokens=row.tokens[path],
+                positions=np.arange(length, dtype=np.int32),
+                visible_until=np.full(length, length, np.int32),
+                edge_source=np.searchsorted(path, row.edge_source[own]).astype(np.int32),
+                edge_token=row.edge_token[own],
+                behavior_logprobs=row.behavior_logprobs[own],
+                versions=row.versions[own],
+            )
+        )
+    return rows

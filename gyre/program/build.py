@@ -41,6 +41,7 @@ def build_training(settings: Settings, launch: Launch, groups: Groups, cell: int
             clip_grad=trainer.clip_grad,
         ),
         is_core=cell == 0,
+        segment_tokens=trainer.segment_tokens,
         has_reference=trainer.kl_coefficient > 0,
         threads=trainer.threads,
     )

@@ -12,8 +12,11 @@ from torch import Tensor
 def compute_logprobs(logits_EV: Tensor, token_E: Tensor) -> Tensor:
     """log softmax(logits)[token] for each target, [E], with gradient. Collective over the tensor-parallel group.
 
-    Megatron works in place: `logits_EV` is not usable afterwards.
+    Megatron works in place, in fp32: `logits_EV` is not usable afterwards. Wider logits of one rank keep their width.
     """
+    if logits_EV.dtype == torch.float64:
+        assert logits_EV.shape[1] > int(token_E.max()), "fp64 is for one rank"
+        return logits_EV.log_softmax(-1).gather(1, token_E[:, None])[:, 0]
     return -vocab_parallel_cross_entropy(logits_EV[:, None], token_E[:, None])[:, 0]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from gyre.errors import ConfigError
-from gyre.train.attention import TreeAttention
+from gyre.train.attention import TreeAttention, Visible
 from gyre.train.model_config import ModelConfig
 from gyre.train.weights import Cut, get_slots
 from gyre.types import Layout
@@ -25,14 +25,27 @@ from gyre.types import Layout
 class TreeGPT(GPTModel):
     """A GPTModel whose rows are trees."""
 
-    def forward(self, tokens_BT: Tensor, positions_BT: Tensor, visible_B1TT: Tensor) -> Tensor:  # type: ignore[override]
-        """Hidden states [T, B, H] after the final norm."""
-        embedded_TBH = self.embedding(input_ids=tokens_BT, position_ids=positions_BT)
+    def forward(  # type: ignore[override]
+        self, tokens_BT: Tensor, positions_BT: Tensor, visible: Visible, received_TBH: Tensor | None
+    ) -> Tensor:
+        """Hidden states [T, B, H] of this stage, after the final norm on the last. `received_TBH` are the stage's
+        before; None on the first.
+        """
+        embedded_TBH = None
+        if received_TBH is None:
+            embedded_TBH = self.embedding(input_ids=tokens_BT, position_ids=positions_BT)
+        else:
+            self.decoder.set_input_tensor(received_TBH)
         return self.decoder(
             hidden_states=embedded_TBH,
-            attention_mask=visible_B1TT,
+            attention_mask=visible,
             rotary_pos_emb=self._make_angles(positions_BT),
         )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the parameters."""
+        return next(self.parameters()).dtype
 
     def read_logits(self, hidden_EH: Tensor) -> Tensor:
         """[E, V] logits of this rank's part of the vocabulary."""

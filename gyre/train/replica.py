@@ -31,15 +31,16 @@ from gyre.config.choices import Objective
 from gyre.errors import RunError
 from gyre.fabric.groups import DataGroups
 from gyre.train import checkpoint, patches
-from gyre.train.batch import MicroBatch, make_micro_batch, split_by_row
+from gyre.train.batch import join, make_micro_batch, split_by_row
 from gyre.train.figures import ApplyStats, MicroStepStats, make_stats
 from gyre.train.folder import has_weights, read_hf_tensors
-from gyre.train.logprobs import compute_logprobs, compute_mean_entropy
 from gyre.train.model import TreeGPT, build_model, check_layout
 from gyre.train.model_config import ModelConfig, read_model_config
 from gyre.train.reference import Reference
+from gyre.train.segments import SegmentedPass
 from gyre.train.settings import OptimizerSettings, make_optimizer_config
 from gyre.train.shards import Shards
+from gyre.train.stage import Passed, Stage
 from gyre.train.weights import make_random_tensors
 from gyre.types import Float32, Layout, TreeRow
 
@@ -55,14 +56,16 @@ class Replica:
         ddp: DistributedDataParallel,
         optimizer: ChainedOptimizer | None,
         settings: OptimizerSettings,
+        segment_tokens: int,
     ) -> None:
         """Use `build`."""
+        self._segment_tokens = segment_tokens
         self._reference: Reference | None = None
         self.groups = groups
         self._optimizer = optimizer
         self._megatron_groups = megatron_groups
         self._ddp = ddp
-        self._model = cast(TreeGPT, ddp.module)
+        self._stage = Stage(cast(TreeGPT, ddp.module), megatron_groups)
         self._buffers: list[_ParamAndGradBuffer] = ddp.buffers  # pyright: ignore[reportAttributeAccessIssue]
         self._clip_grad = settings.clip_grad
         self._shards = Shards(config, dict(ddp.module.named_parameters()), megatron_groups.tp)
@@ -76,6 +79,7 @@ class Replica:
         optimizer: OptimizerSettings,
         *,
         is_core: bool,
+        segment_tokens: int = 0,
         has_reference: bool = False,
         threads: int = 1,
         seed: int = 0,
@@ -83,7 +87,8 @@ class Replica:
         """Collective over the world: every rank calls it once, with the same arguments but `groups` and `is_core`.
 
         The core loads the folder's weights, or random ones made from `seed` if the folder holds only config.json;
-        with `has_reference` every cell keeps them as the frozen reference.
+        with `has_reference` every cell keeps them as the frozen reference. Batches of more than `segment_tokens`
+        are trained in segments (0: never).
         Raises ConfigError for a model or layout that is not built, StoreError for unreadable weights.
         """
         torch.set_num_threads(threads)
@@ -100,7 +105,7 @@ class Replica:
             make_optimizer_config(optimizer), [ddp], use_gloo_process_groups=False, pg_collection=megatron_groups
         )
         assert isinstance(adam, ChainedOptimizer)
-        replica = Replica(config, groups, megatron_groups, ddp, adam if is_core else None, optimizer)
+        replica = Replica(config, groups, megatron_groups, ddp, adam if is_core else None, optimizer, segment_tokens)
         if is_core or has_reference:
             is_trained = has_weights(model_path)
             first = read_hf_tensors(model_path) if is_trained else make_random_tensors(config, seed)
@@ -159,11 +164,12 @@ class Replica:
         rows = [row for row in rows if row.num_targets]
         if not rows:
             return MicroStepStats(ratios={}, seconds=time.monotonic() - start)
-        logprobs_E, entropy = self._forward(make_micro_batch(rows, self._device), want_entropy=True)
-        values_E = logprobs_E.detach().double().cpu().numpy()
+        passed = self._forward(rows, want_entropy=True)
+        values_E = passed.values_E
         chosen = self._weigh(rows, values_E, objective)
-        self.backward(logprobs_E, np.concatenate([choice.weights for choice in chosen]))
-        return make_stats(rows, values_E, chosen, policy_version, entropy=entropy, seconds=time.monotonic() - start)
+        self.backward(passed, np.concatenate([choice.weights for choice in chosen]))
+        seconds = time.monotonic() - start
+        return make_stats(rows, values_E, chosen, policy_version, entropy=passed.entropy, seconds=seconds)
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[TreeRow]) -> list[Float32]:
@@ -171,21 +177,24 @@ class Replica:
         with_targets = [row for row in rows if len(row.edge_source)]
         if not with_targets:
             return [np.zeros(0, np.float32) for _ in rows]
-        logprobs_E, _ = self._forward(make_micro_batch(with_targets, self._device), want_entropy=False)
-        values = iter(split_by_row(logprobs_E.float().cpu().numpy(), with_targets))
+        values_E = self._forward(with_targets, want_entropy=False).values_E.astype(np.float32)
+        values = iter(split_by_row(values_E, with_targets))
         return [next(values) if len(row.edge_source) else np.zeros(0, np.float32) for row in rows]
 
-    def forward_targets(self, rows: Sequence[TreeRow]) -> Tensor:
-        """Collective over the cell: log-probs with gradient at all targets of `rows` (at least one), [E]."""
-        return self._forward(make_micro_batch(rows, self._device), want_entropy=False)[0]
+    def forward_targets(self, rows: Sequence[TreeRow]) -> Passed | SegmentedPass:
+        """Collective over the cell: a forward pass of `rows` (with at least one target) for `backward`."""
+        return self._forward(rows, want_entropy=False)
 
-    def backward(self, logprobs_E: Tensor, weights_E: NDArray[np.floating]) -> None:
-        """Collective over the cell: add the gradient of sum(weights * logprobs) to the sums."""
-        weight_E = torch.from_numpy(np.ascontiguousarray(weights_E)).to(logprobs_E)
+    def backward(self, passed: Passed | SegmentedPass, weights_E: NDArray[np.floating]) -> None:
+        """Collective over the cell: add the gradient of sum(weights * logprobs) to the sums. Once for each pass."""
+        weight_E = torch.from_numpy(np.ascontiguousarray(weights_E, dtype=np.float64)).to(self._device)
         if self.groups.cell.size() > 1:
             # One clip decision a cell: ranks may differ in the last bit and a ratio may lie on the edge.
             dist.broadcast(weight_E, group=self.groups.cell, group_src=0)
-        (weight_E * logprobs_E).sum().backward()
+        if isinstance(passed, SegmentedPass):
+            passed.backward(weight_E)
+        else:
+            self._stage.backward(passed, weight_E)
 
     def reduce(self, members: int) -> None:
         """Collective over the prefix group of cells [0, members): sum the gradients into the core.
@@ -296,12 +305,11 @@ class Replica:
             for row, values, reference in zip(rows, split_by_row(values_E, rows), references, strict=True)
         ]
 
-    def _forward(self, batch: MicroBatch, *, want_entropy: bool) -> tuple[Tensor, float]:
-        hidden_TBH = self._model(batch.tokens_BT, batch.positions_BT, batch.visible_B1TT)
-        logits_EV = self._model.read_logits(hidden_TBH[batch.source_E, batch.source_row_E])
-        # Before the log-probs: they overwrite the logits.
-        entropy = compute_mean_entropy(logits_EV.detach(), self._megatron_groups.tp) if want_entropy else 0.0
-        return compute_logprobs(logits_EV, batch.token_E), entropy
+    def _forward(self, rows: Sequence[TreeRow], *, want_entropy: bool) -> Passed | SegmentedPass:
+        if self._segment_tokens and sum(len(row.tokens) for row in rows) > self._segment_tokens:
+            joined = join(rows)
+            return SegmentedPass(self._stage, joined, self._segment_tokens, self._device, want_entropy=want_entropy)
+        return self._stage.forward(make_micro_batch(rows, self._device), want_entropy=want_entropy)
 
     def _get_adam(self) -> torch.optim.Optimizer:
         assert self._optimizer is not None, "only the core keeps an optimizer"

@@ -39,10 +39,10 @@ def nll_micro_step(replica: Replica, batch: Sequence[SupervisedRow]) -> NllStats
     rows = [_to_tree_row(row) for row in batch if np.any(row.weights)]
     if not rows:
         return NllStats(loss=0.0, num_targets=0)
-    logprobs_E = replica.forward_targets(rows)
+    passed = replica.forward_targets(rows)
     weights_E = np.concatenate([row.weights[row.weights != 0] for row in batch])
-    replica.backward(logprobs_E, -weights_E)
-    loss = -float(np.dot(weights_E.astype(np.float64), logprobs_E.detach().double().cpu().numpy()))
+    replica.backward(passed, -weights_E)
+    loss = -float(np.dot(weights_E.astype(np.float64), passed.values_E))
     return NllStats(loss=loss, num_targets=len(weights_E))
 
 
