@@ -11,6 +11,8 @@ import hashlib
 import json
 import logging
 import os
+import select
+import shutil
 import signal
 import socket
 import sys
@@ -82,6 +84,8 @@ from gyre.wire.messages import (
 )
 
 log = logging.getLogger(__name__)
+
+AGENT_END_S = 5.0
 
 
 class Front:
@@ -502,6 +506,20 @@ async def _live(arguments: argparse.Namespace, settings: Settings, store: RunSto
         link.close()
 
 
+def _remove_torchrun_folder(agent_pid: int) -> None:
+    """Remove the temporary folder that torchrun makes for error files and never removes, once torchrun is gone."""
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    above = [path for path in Path(error_file).parents if path.name.startswith("torchelastic_")]
+    try:
+        agent = os.pidfd_open(agent_pid)
+        select.select([agent], [], [], AGENT_END_S)
+        os.close(agent)
+    except ProcessLookupError:
+        pass
+    for folder in above:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def main() -> int:
     """Entry point of the front process."""
     arguments = _arguments()
@@ -519,6 +537,7 @@ def main() -> int:
         return uvloop.run(_live(arguments, settings, store))
     finally:
         store.close()
+        _remove_torchrun_folder(arguments.agent_pid)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ ends every rank with exit code 2.
 
 import argparse
 import logging
+import multiprocessing.util
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -119,6 +121,7 @@ def _train(arguments: argparse.Namespace) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
+    shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
     os._exit(code)
 
 
