@@ -5,6 +5,7 @@ capacity. The counters are d (dispatched), p (started) and f (terminated) over t
 waterlevel is w = d - f. All orders are orders of arrival or of cell index.
 """
 
+import heapq
 from collections.abc import Iterable, Sequence
 
 from gyre.types import RolloutId
@@ -82,16 +83,20 @@ class RolloutBook:
         Of equals the highest cell takes it: it stays in rollout longest, so fewer routes change later.
         """
         admitted = []
-        while self.waiting:
-            cells = [cell for cell in serving if self.room(cell) > 0]
-            if not cells:
-                break
-            cell = max(cells, key=lambda one: (self.room(one), one))
+        # Least loaded first, then the highest: a heap, as a whole batch may be admitted to many cells at once.
+        cells = [(-self.room(cell), -cell) for cell in serving if self.room(cell) > 0]
+        heapq.heapify(cells)
+        while self.waiting and cells:
+            room, cell = -cells[0][0], -cells[0][1]
             rollout = next(iter(self.waiting))
             del self.waiting[rollout]
             self._since.setdefault(rollout, now)
             self._set(rollout, cell)
             admitted.append((rollout, cell))
+            if room > 1:
+                heapq.heapreplace(cells, (1 - room, -cell))
+            else:
+                heapq.heappop(cells)
         return admitted
 
     def empty_cell(self, source: int, destinations: Sequence[int]) -> list[tuple[RolloutId, int]]:
