@@ -5,43 +5,29 @@ run: when all steps are trained, when it is told to stop, or when something that
 task receives messages, one keeps time; all state changes happen between awaits, so there is no lock.
 """
 
-import argparse
 import asyncio
-import hashlib
-import json
 import logging
-import os
-import select
-import shutil
-import signal
 import socket
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-import uvloop
-
-from gyre.config.load import load_settings
 from gyre.config.schema import Settings
-from gyre.errors import GyreError
 from gyre.gateway.render import Renderer
 from gyre.gateway.template import ChatTemplate
-from gyre.program.conductor import Conductor, Hooks, Switch
+from gyre.program.chronicle import Chronicle
+from gyre.program.conductor import Conductor, Hooks
 from gyre.program.groups import GroupLedger
 from gyre.program.orders import FINISHED, OrderDesk, OrderHooks, is_orderly
 from gyre.program.progress import Progress
 from gyre.program.rollouts import Rollout, RolloutBook, RolloutHooks
-from gyre.program.routes import MovedTurn, Router
+from gyre.program.routes import Router
 from gyre.program.steps import StepQueue
 from gyre.program.watchdog import ProcessWatch
-from gyre.schedule.commands import Command
 from gyre.schedule.events import (
     CellLost,
     DispatchHeld,
     DispatchReleased,
     Evaluate,
-    Event,
     GroupReady,
     MicroStepClaimed,
     MicroStepDone,
@@ -85,8 +71,6 @@ from gyre.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-AGENT_END_S = 5.0
-
 
 class Front:
     """One run, from the first rank to the summary."""
@@ -104,6 +88,7 @@ class Front:
         self._leaders: dict[int, str] = {}
         self._hands: list[str] = []
         self.progress = Progress(settings=settings, screen=Screen(settings.watch), live=LiveFile(folder))
+        self._chronicle = Chronicle(store=store, progress=self.progress, clock=self._now)
         self._build()
 
     def _build(self) -> None:
@@ -115,7 +100,7 @@ class Front:
             on_done=lambda turn, sample: self._book.turn_done(turn, sample),
             on_failed=lambda turn, error: self._book.turn_failed(turn, error),
             on_idle=lambda cell: self._conductor.cell_idle(cell),
-            on_moved=self._moved,
+            on_moved=lambda moved: self._chronicle.moved(moved),
             clock=self._now,
         )
         self._book = RolloutBook(
@@ -151,10 +136,10 @@ class Front:
             queue=self._queue,
             hooks=Hooks(
                 post=self._post_cell,
-                journal=self._journal,
+                journal=self._chronicle.journal,
                 dispatch=self._ledger.dispatch,
                 admit=lambda rollout, cell: self._book.admit(rollout),
-                switched=self._switched,
+                switched=self._chronicle.switched,
                 finished=self._all_trained,
                 aborted=self.end,
                 clock=self._now,
@@ -194,7 +179,7 @@ class Front:
             self.reason = reason
             log.info("end reason=%s", reason)
             if not is_orderly(reason):
-                self._trouble("error", f"the run ends: {reason}")
+                self._chronicle.trouble("error", f"the run ends: {reason}")
             self._ended.set()
 
     def watch_agent(self, pid: int) -> None:
@@ -238,7 +223,7 @@ class Front:
                 if late:
                     self.end(late)
             self.progress.show(now, self._conductor, self._router, self._book)
-            self._take_orders(now)
+            self._take_orders()
 
     def _handle(self, identity: str, message: Message) -> None:
         match message:
@@ -286,10 +271,10 @@ class Front:
             case _:
                 log.warning("unexpected peer=%s message=%s", identity, type(message).__name__)
 
-    def _take_orders(self, now: float) -> None:
+    def _take_orders(self) -> None:
         for order in self.progress.orders():
             log.info("order=%s", order)
-            self._record(records.OrderTaken(order=order.value, time=now))
+            self._chronicle.order(order)
             self._desk.take(order, is_training=self.progress.phase == "training")
         self.progress.notes = self._desk.notes()
 
@@ -325,7 +310,7 @@ class Front:
     def _engine_serving(self, message: EngineServing) -> None:
         self._conductor.engine_serving(message)
         self.progress.serving.add(message.cell)
-        self._record(records.CellState(cell=message.cell, state="serving", version=message.version, time=self._now()))
+        self._chronicle.serving(message.cell, message.version)
         self._begin_if_ready()
 
     def _begin_if_ready(self) -> None:
@@ -367,78 +352,17 @@ class Front:
         self._conductor.feed(MicroStepClaimed(cell=cell, step=step, index=index))
 
     def _micro_step_finished(self, message: MicroStepFinished) -> None:
-        self._record(
-            records.MicroStepTrained(
-                step=message.step,
-                index=message.index,
-                cell=message.cell,
-                seconds=message.seconds,
-                num_targets=message.num_targets,
-                loss=message.loss,
-                max_logprob_gap=message.max_logprob_gap,
-                mean_logprob_gap=message.mean_logprob_gap,
-                clipped_rollouts=message.clipped_rollouts,
-                entropy=message.entropy,
-                time=self._now(),
-            )
-        )
-        self.progress.micro_step(message)
+        self._chronicle.micro_step(message)
         self._conductor.feed(MicroStepDone(cell=message.cell, step=message.step, index=message.index))
 
     def _step_applied(self, message: StepApplied) -> None:
         rewards = self._ledger.step_rewards(message.step)
-        self.progress.staleness_mean = self._ledger.step_staleness(message.step)
-        self._record(
-            records.StepTrained(
-                step=message.step,
-                version=message.version,
-                reward_mean=sum(rewards) / len(rewards) if rewards else 0.0,
-                grad_norm=message.grad_norm,
-                num_rollouts=len(rewards),
-                seconds=message.seconds,
-                checkpoint=message.checkpoint,
-                clipped=self.progress.clipped_rollouts,
-                staleness_mean=self.progress.staleness_mean,
-                time=self._now(),
-            )
-        )
+        self._chronicle.step(message, rewards, staleness=self._ledger.step_staleness(message.step))
         self._store.sync()
-        self.progress.step_applied(message, rewards, self._now())
         self._conductor.step_applied(message)
         self._desk.step_trained(message.version, message.checkpoint)
 
-    # --- records ----------------------------------------------------------------------------------
-
-    def _moved(self, moved: MovedTurn) -> None:
-        self._record(
-            records.LiveRequestMoved(
-                rollout=moved.rollout,
-                call=moved.call,
-                source=moved.source,
-                destination=moved.destination,
-                tokens_kept=moved.tokens_kept,
-                time=self._now(),
-            )
-        )
-        self.progress.moved += 1
-
-    def _switched(self, switch: Switch) -> None:
-        now = self._now()
-        self._record(
-            records.Switched(cell=switch.cell, to=switch.duty.value, seconds=switch.seconds, step=switch.step, time=now)
-        )
-        self.progress.switched(switch, now)
-
-    def _journal(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        if isinstance(event, Tick) and not commands:
-            return
-        self._record(records.schedule_event(now, event))
-        for command in commands:
-            self._record(records.schedule_command(now, command))
-
-    def _trouble(self, level: str, text: str) -> None:
-        self._record(records.Trouble(level=level, text=text, time=self._now()))
-        self.progress.trouble(level, text)
+    # --- small things -----------------------------------------------------------------------------
 
     def _record(self, record: records.Record) -> None:
         self._store.record(record)
@@ -452,93 +376,3 @@ class Front:
 
 def _task_folders(folder: Path) -> list[Path]:
     return [task.folder for task in load_tasks(folder).tasks]
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gyre.program.front", description="Started by rank 0.")
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--resumed-version", type=int, default=0)
-    parser.add_argument("--agent-pid", type=int, required=True)
-    parser.add_argument("--address-fd", type=int, required=True)
-    return parser.parse_args()
-
-
-def _began(settings: Settings, config_text: str, resumed_version: int, tokens_bytes: int) -> records.RunBegan:
-    return records.RunBegan(
-        name=settings.run.name,
-        seed=settings.run.seed,
-        policy=settings.schedule.policy.value,
-        steps=settings.run.steps,
-        num_cells=settings.placement.num_cells,
-        groups_per_batch=settings.schedule.groups_per_batch,
-        started_at=time.time(),
-        resumed_version=resumed_version,
-        config_sha256=hashlib.sha256(config_text.encode()).hexdigest(),
-        model_path=str(settings.model.path.absolute()),
-        tokens_bytes=tokens_bytes,
-    )
-
-
-def _say_hello(fd: int, hello: dict[str, str]) -> None:
-    with os.fdopen(fd, "w") as pipe:
-        pipe.write(json.dumps(hello) + "\n")
-
-
-async def _live(arguments: argparse.Namespace, settings: Settings, store: RunStore) -> int:
-    link = FrontLink()
-    front = Front(
-        settings=settings,
-        folder=arguments.folder,
-        link=link,
-        store=store,
-        resumed_version=arguments.resumed_version,
-    )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, front.end, f"stopped by {number.name}")
-    front.watch_agent(arguments.agent_pid)
-    _say_hello(arguments.address_fd, {"address": link.address})
-    try:
-        return await front.run()
-    finally:
-        link.close()
-
-
-def _remove_torchrun_folder(agent_pid: int) -> None:
-    """Remove the temporary folder that torchrun makes for error files and never removes, once torchrun is gone."""
-    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    above = [path for path in Path(error_file).parents if path.name.startswith("torchelastic_")]
-    try:
-        agent = os.pidfd_open(agent_pid)
-        select.select([agent], [], [], AGENT_END_S)
-        os.close(agent)
-    except ProcessLookupError:
-        pass
-    for folder in above:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def main() -> int:
-    """Entry point of the front process."""
-    arguments = _arguments()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    try:
-        settings = load_settings(arguments.config, overrides=arguments.set)
-        logging.getLogger().setLevel(settings.watch.log_level.value.upper())
-        config_text = arguments.config.read_text()
-        store = RunStore.open(arguments.folder, config_text=config_text)
-        store.record(_began(settings, config_text, arguments.resumed_version, store.tokens_bytes))
-    except GyreError as error:
-        _say_hello(arguments.address_fd, {"error": str(error)})
-        return error.exit_code
-    try:
-        return uvloop.run(_live(arguments, settings, store))
-    finally:
-        store.close()
-        _remove_torchrun_folder(arguments.agent_pid)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

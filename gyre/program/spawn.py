@@ -37,7 +37,7 @@ def start_front(*, config: list[str], folder: Path, resumed_version: int, agent_
     `config` holds the arguments that name the configuration: its file and the overrides.
     """
     reader, writer = os.pipe()
-    argv = [sys.executable, "-m", "gyre.program.front", *config, "--folder", str(folder)]
+    argv = [sys.executable, "-m", "gyre.program.front_process", *config, "--folder", str(folder)]
     argv += ["--agent-pid", str(agent_pid), "--resumed-version", str(resumed_version), "--address-fd", str(writer)]
     detach(argv, log_path=folder / "logs" / "front.log", pass_fds=(writer,), keep_stdout=True)
     os.close(writer)
