@@ -46,6 +46,8 @@ class NpmProgram:
     version: str
     packages: tuple[str, ...]
     program: str
+    executables: tuple[str, ...] = ()
+    """Other files to be made executable, which the package's own script would do."""
 
     @property
     def folder(self) -> Path:
@@ -101,6 +103,8 @@ class NpmProgram:
                 kind = RegistryError if any(word in done.stderr for word in _NETWORK_WORDS) else SandboxError
                 raise kind(f"npm install of {self.name} {self.version} failed: {done.stderr.strip()[-600:]}")
             os.chmod(fresh, 0o755)
+            for name in self.executables:
+                os.chmod(Path(fresh, "node_modules", name.format(arch=_arch())), 0o755)
             os.rename(fresh, self.folder)
             os.mkdir(fresh)  # For the temporary folder's own removal.
 

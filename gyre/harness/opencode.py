@@ -53,6 +53,8 @@ class OpenCode:
                 "OPENCODE_DISABLE_MODELS_FETCH": "1",
                 "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
                 "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+                "OPENCODE_DISABLE_SHARE": "1",
+                "OPENCODE_PURE": "1",
             },
             stdin=request.instruction.encode(),
         )

@@ -21,6 +21,7 @@ SETTINGS = {
     "privacy": {"usageStatisticsEnabled": False},
     "security": {"auth": {"selectedType": "openai"}},
     "tools": {"approvalMode": "yolo"},
+    "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
 }
 
 
@@ -32,6 +33,7 @@ class QwenCode:
         version="0.24.4",
         packages=("@qwen-code/qwen-code@0.24.4", "node-linux-{arch}@22.23.5"),
         program="@qwen-code/qwen-code/cli-entry.js",
+        executables=("@qwen-code/qwen-code/vendor/ripgrep/{arch}-linux/rg",),
     )
     memory_mb = 2048
 
@@ -51,6 +53,7 @@ class QwenCode:
                 "OPENAI_BASE_URL": request.base_url,
                 "OPENAI_API_KEY": request.api_key,
                 "OPENAI_MODEL": request.model,
+                "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
                 "QWEN_CODE_MAX_OUTPUT_TOKENS": str(window.turn_tokens),
             },
             files={".qwen/settings.json": json.dumps(SETTINGS | {"model": model})},

@@ -17,7 +17,7 @@ from pathlib import Path
 from gyre.config.schema import Settings
 from gyre.errors import DeadlineError, EvaluationError, GyreError, SandboxError, TaskError
 from gyre.gateway.app import Closer, build_app, serve_on
-from gyre.harness.harness import AgentExit, AgentRequest, Harness
+from gyre.harness.harness import DETAIL_CHARS, AgentExit, AgentRequest, Harness
 from gyre.sandbox.sandbox import Sandbox, Sandboxes
 from gyre.sandbox.spec import Limits, SandboxSpec
 from gyre.tasks.harbor import Task, load_task
@@ -90,6 +90,7 @@ class Attempt:
         self._close_gateway: Closer | None = None
         self._began = time.monotonic()
         self._is_end_told = self._is_grade_told = False
+        self._last_status = 200
 
     async def run(self) -> None:
         """The whole life. Failures of the outside world are told to the front, they do not raise."""
@@ -144,6 +145,10 @@ class Attempt:
         except (TaskError, SandboxError, DeadlineError, OSError) as error:
             return None, AgentExit(end=EndReason.START_FAILED, detail=str(error))
         agent_exit = await self._shop.harness.run(self._request(packed.task), sandbox, self._tell_start)
+        if agent_exit.end is EndReason.DONE and self._last_status >= 500:
+            # Some harnesses take a stream that broke for an end in order.
+            words = f"it ended on a model call that failed with {self._last_status}; {agent_exit.detail}"
+            agent_exit = AgentExit(end=EndReason.HARNESS_ERROR, detail=words[:DETAIL_CHARS])
         try:
             await self._leave_gateway()
             await sandbox.reap()
@@ -158,9 +163,15 @@ class Attempt:
         await prepare(packed.task, sandbox, environment=packed.environment)
         listener = await sandbox.listen(shop.settings.sandbox.gateway_port)
         gateway = shop.settings.gateway
-        app = build_app(self._order.rollout, shop.ask, shop.post, gateway.ping_s, gateway.body_limit_mb << 20)
+        app = build_app(self._order.rollout, self._ask, shop.post, gateway.ping_s, gateway.body_limit_mb << 20)
         self._close_gateway = await serve_on(listener, app)
         return sandbox
+
+    async def _ask(self, call: ModelCall) -> ModelAnswer:
+        """The front's answer. The closing of the gateway ends the wait, if the front never answers."""
+        answer = await self._shop.ask(call)
+        self._last_status = answer.status
+        return answer
 
     def _request(self, task: Task) -> AgentRequest:
         return AgentRequest(

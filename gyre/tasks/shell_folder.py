@@ -51,7 +51,7 @@ description = "A small shell task ({kind}) with four checks."
 keywords = ["shell", "{kind}"]
 
 [agent]
-timeout_sec = 20.0
+timeout_sec = 120.0
 
 [verifier]
 timeout_sec = 20.0

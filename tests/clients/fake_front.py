@@ -32,7 +32,13 @@ name = "clients"
 steps = 0
 [model]
 path = "none"
+max_context_tokens = {context_tokens}
+[engine]
+max_total_tokens = 400000
+[sampling]
+max_turn_tokens = {turn_tokens}
 [trainer]
+micro_step_tokens = 400000
 learning_rate = 1e-4
 [schedule]
 groups_per_batch = 1
@@ -58,10 +64,21 @@ SUBMIT = fence("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
 class FakeFront:
     """Starts real hands as a child process and plays the front's side."""
 
-    def __init__(self, folder: Path, script: Script, *, harness: str, alone_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        script: Script,
+        *,
+        harness: str,
+        alone_s: float = 10.0,
+        context_tokens: int = 4096,
+        turn_tokens: int = 1024,
+    ) -> None:
         self.folder, self._script = folder, script
         self.config = folder / "config.toml"
-        self.config.write_text(CONFIG.format(harness=harness, alone_s=alone_s))
+        self.config.write_text(
+            CONFIG.format(harness=harness, alone_s=alone_s, context_tokens=context_tokens, turn_tokens=turn_tokens)
+        )
         self.link = FrontLink()
         self.told: list[Message] = []
         self.calls: list[ModelCall] = []
@@ -78,7 +95,12 @@ class FakeFront:
             cwd=REPOSITORY,
         )
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._beat())]
-        await self.wait_for(HandsUp, count=1)
+        up, ended = asyncio.create_task(self.wait_for(HandsUp)), asyncio.create_task(self.process.wait())
+        await asyncio.wait({up, ended}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not up.done():
+            up.cancel()
+            raise AssertionError("the hands ended before they were up")
         return self
 
     async def __aexit__(self, *_: object) -> None:
