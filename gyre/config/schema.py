@@ -267,6 +267,21 @@ class SimulateSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
+    """[cluster]: the machines that `gyre.py plan` plans for; a real run reads none of it."""
+
+    nodes: Annotated[int, Doc("machines", NATURAL)] = 1
+    gpus_per_node: Annotated[int, Doc("GPUs of a machine", NATURAL)] = 8
+    gpu_memory_gb: Annotated[float, Doc("memory of a GPU, GiB", POSITIVE)] = 80.0
+    reserve_gb: Annotated[float, Doc("of it for libraries, graphs and fragments, GiB", COUNT)] = 8.0
+    network_gb_s: Annotated[float, Doc("network of one GPU, 10^9 bytes a second", POSITIVE)] = 50.0
+    host_gb_s: Annotated[float, Doc("link of one GPU to host memory, 10^9 bytes a second", POSITIVE)] = 25.0
+    release_s: Annotated[float, Doc("drain an engine, release its memory, join", COUNT)] = 5.0
+    resume_s: Annotated[float, Doc("leave training and resume the engine", COUNT)] = 3.0
+    rollout_tokens: Annotated[int, Doc("tokens of KV that a rollout holds", NATURAL)] = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All settings of a run. A component gets its own section."""
 
@@ -284,6 +299,7 @@ class Settings:
     watch: WatchSettings
     stop: StopSettings
     simulate: SimulateSettings
+    cluster: ClusterSettings
 
     @property
     def layout(self) -> Layout:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gyre.errors import ConfigError, GyreError
 
 COMMANDS = (
-    "check", "doctor", "report", "settings", "simulate", "summary", "tell", "timeline", "train", "watch",
+    "check", "doctor", "plan", "report", "settings", "simulate", "summary", "tell", "timeline", "train", "watch",
 )  # fmt: skip
 FOLDER = "run folder, e.g. runs/quickstart"
 TAKEN_WAIT_S = 15.0
@@ -73,6 +73,11 @@ def _add_simulate(commands: "Commands") -> None:
     simulate.add_argument("--svg", type=Path, metavar="FILE", help="draw the configured policy")
     simulate.add_argument("--svg-hours", type=float, metavar="HOURS", help="draw only the first hours")
     simulate.set_defaults(act=_simulate)
+    plan = commands.add_parser("plan", help="does it fit, how many cells, which staleness: for [cluster]")
+    plan.add_argument("config", type=Path, help="TOML file; only config.json of its model is read")
+    plan.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting")
+    plan.add_argument("--json", action="store_true", help="one JSON line instead of text")
+    plan.set_defaults(act=_plan)
 
 
 def _add_summary(commands: "Commands") -> None:
@@ -172,6 +177,13 @@ def _simulate(arguments: argparse.Namespace) -> int:
         return simulate_replay(arguments.replay, is_json=arguments.json)
     settings = load_settings(arguments.config, overrides=arguments.set)
     return simulate(settings, is_json=arguments.json, picture=arguments.svg, picture_hours=arguments.svg_hours)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from gyre.config.load import load_settings
+    from gyre.program.plan import plan
+
+    return plan(load_settings(arguments.config, overrides=arguments.set), is_json=arguments.json)
 
 
 def _settings(_: argparse.Namespace) -> int:
