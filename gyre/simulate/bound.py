@@ -91,7 +91,7 @@ def lower_bound_s(plan: SchedulerSettings, cluster: Cluster, workload: Workload)
     best = max(training / plan.num_cells, sum(batch.least_s for batch in batches) / depth)
     price, factor = 0.02, 1.6
     # Rises, then falls: climb until it falls, then halve the stride around the best.
-    values = {price * factor**power: 0.0 for power in range(-4, 14, 2)}
+    values = {0.0: 0.0} | {price * factor**power: 0.0 for power in range(-4, 14, 2)}
     for price in values:
         values[price] = _bound_at(price, batches, training, num_cells=plan.num_cells, depth=depth)
     for _ in range(5):

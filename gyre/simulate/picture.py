@@ -107,6 +107,10 @@ def _levels(
             last_x = x
             height = y + LEVEL_HEIGHT - level * high
             points.append(f"{x:.1f},{height:.1f}")
+        else:
+            # Thinner than a hair: the last of them counts.
+            height = y + LEVEL_HEIGHT - level * high
+            points[-1] = f"{last_x:.1f},{height:.1f}"
         height = y + LEVEL_HEIGHT - level * high
     parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="#333333"/>')
     parts.append(f'<text x="{LEFT}" y="{y - 8}">waterlevel: unfinished rollouts (a grey line a cell)</text>')
