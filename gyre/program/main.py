@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from gyre.errors import ConfigError, GyreError
+from gyre.program.views import add_views
 
 COMMANDS = (
     "check", "doctor", "plan", "report", "settings", "simulate", "summary", "tell", "timeline", "train", "watch",
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(act=act)
     settings = commands.add_parser("settings", help="print every setting with type, default and meaning")
     settings.set_defaults(act=_settings)
-    for add in (_add_summary, _add_watch, _add_tell, _add_simulate):
+    for add in (_add_summary, _add_watch, _add_tell, _add_simulate, add_views):
         add(commands)
     return parser
 
