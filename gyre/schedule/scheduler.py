@@ -8,7 +8,6 @@ before it train, so the members of a step are always a prefix of the cells. Noth
 carried out.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -46,10 +45,11 @@ from gyre.schedule.events import (
     Tick,
 )
 from gyre.schedule.pace import Pace
-from gyre.schedule.policies import View, policy_of
+from gyre.schedule.policies import policy_of
 from gyre.schedule.policy import SchedulerSettings, dispatch_bound
 from gyre.schedule.rollouts import RolloutBook
-from gyre.schedule.snapshot import CellSnapshot, ScheduleSnapshot, batch_snapshot
+from gyre.schedule.snapshot import ScheduleSnapshot, snapshot_of
+from gyre.schedule.view import view_of
 from gyre.types import RolloutId
 
 
@@ -169,7 +169,7 @@ class Scheduler:
         assert 0 <= group < self.groups_dispatched, f"group {group} is ready, {self.groups_dispatched} are dispatched"
         batch = self.batches.batch_of_group(group)
         assert batch.step >= self.version, f"group {group} is ready, its step {batch.step} is over"
-        unfinished = [rollout for rollout in self._members(group) if self.rollouts.is_live(rollout)]
+        unfinished = [rollout for rollout in self.members_of(group) if self.rollouts.is_live(rollout)]
         assert not unfinished, f"group {group} is ready, yet {unfinished} have not terminated"
         batch.add_group(group, num_micro_steps)
         self.pace.per_group.add(num_micro_steps)
@@ -181,7 +181,8 @@ class Scheduler:
         )
         return batch
 
-    def _members(self, group: int) -> list[RolloutId]:
+    def members_of(self, group: int) -> list[RolloutId]:
+        """The rollouts of a group."""
         return [f"{group}.{member}" for member in range(self.settings.rollouts_per_group)]
 
     # --- the end of a step --------------------------------------------------------------------------
@@ -229,7 +230,7 @@ class Scheduler:
     def _should_stay(self, cell: Cell, now: float) -> bool:
         """Whether the policy keeps the cell for the next step. One that was refused is never kept."""
         batch = self.batch
-        return batch is not None and not cell.late and self._policy.should_stay(cell.index, self._view(batch, now))
+        return batch is not None and not cell.late and self._policy.should_stay(cell.index, view_of(self, batch, now))
 
     def _return_to_rollout(self, cell: Cell, now: float) -> Command:
         cell.go(ReturnToRollout, now)
@@ -237,44 +238,15 @@ class Scheduler:
 
     # --- decisions ------------------------------------------------------------------------------------
 
-    def _serving(self) -> list[int]:
+    @property
+    def serving(self) -> list[int]:
+        """The cells that serve, in order."""
         return [cell.index for cell in self.cells if cell.state is CellState.SERVING]
 
     @property
     def open_cells(self) -> list[int]:
         """The serving cells that the policy lets take rollouts."""
-        return [cell for cell in self._serving() if self._policy.may_serve(cell)]
-
-    def _view(self, batch: Batch, now: float) -> View:
-        """What the policy sees of the step."""
-        settings, pace = self.settings, self.pace
-        bound = dispatch_bound(settings, self.version)
-        return View(
-            settings=settings,
-            now=now,
-            members=sum(cell.state is CellState.TRAINING for cell in self.cells),
-            in_rollout=sum(cell.is_in_rollout for cell in self.cells),
-            serving=len(self._serving()),
-            waterlevel=self.rollouts.waterlevel,
-            to_dispatch=max(bound - self.groups_dispatched, 0) * settings.rollouts_per_group,
-            is_complete=batch.is_complete,
-            num_ready=batch.num_ready,
-            unclaimed=batch.num_unclaimed,
-            in_work=batch.num_in_work,
-            expected=(batch.num_groups - len(batch.groups)) * pace.per_group.value,
-            micro_step_s=pace.micro_step.value,
-            stretch=pace.stretch.value,
-            stragglers=lambda: self._stragglers(batch, now),
-        )
-
-    def _stragglers(self, batch: Batch, now: float) -> Iterator[tuple[int, float | None]]:
-        """(group, seconds since its first route) of the batch's unfinished rollouts."""
-        first = batch.step * batch.num_groups
-        for group in range(first, min(first + batch.num_groups, self.groups_dispatched)):
-            if group not in batch.groups:
-                for rollout in self._members(group):
-                    if self.rollouts.is_live(rollout):
-                        yield group, self.rollouts.age(rollout, now)
+        return [cell for cell in self.serving if self._policy.may_serve(cell)]
 
     def _dispatch(self, now: float) -> list[Command]:
         """Every group that the staleness bound allows, once a cell serves the current version."""
@@ -282,11 +254,11 @@ class Scheduler:
         batch = self.batch
         if self.is_held or batch is None or first >= end or not self.open_cells:
             return []
-        if not self._policy.may_dispatch(self._view(batch, now)):
+        if not self._policy.may_dispatch(view_of(self, batch, now)):
             return []
         groups = self._policy.order(range(first, end))
         for group in groups:
-            self.rollouts.dispatch(self._members(group))
+            self.rollouts.dispatch(self.members_of(group))
         self.groups_dispatched = end
         return [Dispatch(group=group) for group in groups]
 
@@ -311,7 +283,7 @@ class Scheduler:
             return []
         if any(cell.state in ON_THE_WAY for cell in self.cells):
             return []
-        if batch.is_working(members - 1) or not self._policy.should_return(self._view(batch, now)):
+        if batch.is_working(members - 1) or not self._policy.should_return(view_of(self, batch, now)):
             return []
         return [self._return_to_rollout(self.cells[members - 1], now)]
 
@@ -325,12 +297,12 @@ class Scheduler:
             return [JoinStep(cell=cell.index, step=self.version, version=self.version)]
         if cell is None or cell.state is not CellState.SERVING or batch is None:
             return []
-        if not self._policy.should_leave(self._view(batch, now)):
+        if not self._policy.should_leave(view_of(self, batch, now)):
             return []
         cell.go(Drain, now)
         # Those that stay longest first; a loading cell only when no serving one has room.
         loading = [one.index for one in self.cells if one.state is CellState.LOADING]
-        destinations = [one for one in reversed(self._serving()) if one != cell.index] + loading[::-1]
+        destinations = [one for one in reversed(self.serving) if one != cell.index] + loading[::-1]
         moves: list[Command] = [
             Move(rollout=rollout, source=cell.index, destination=destination)
             for rollout, destination in self.rollouts.empty_cell(cell.index, destinations)
@@ -338,7 +310,7 @@ class Scheduler:
         return [*moves, Drain(cell=cell.index)]
 
     def _finish(self) -> list[Command]:
-        is_over = self.version >= self.settings.steps and len(self._serving()) == len(self.cells)
+        is_over = self.version >= self.settings.steps and len(self.serving) == len(self.cells)
         if self.is_finished or self.is_held or not is_over:
             return []
         self.is_finished = True
@@ -348,30 +320,4 @@ class Scheduler:
 
     def snapshot(self) -> ScheduleSnapshot:
         """The schedule now, as frozen numbers."""
-        books, capacity = self.rollouts, self.settings.cell_capacity
-        return ScheduleSnapshot(
-            cells=tuple(
-                CellSnapshot(
-                    index=cell.index,
-                    role=cell.role,
-                    state=cell.state,
-                    since=cell.since,
-                    routed=len(books.routed[cell.index]),
-                    capacity=capacity,
-                )
-                for cell in self.cells
-            ),
-            version=self.version,
-            steps=self.settings.steps,
-            capacity=capacity * sum(cell.is_in_rollout for cell in self.cells),
-            waterlevel=books.waterlevel,
-            dispatched=books.dispatched,
-            started=books.started,
-            terminated=books.terminated,
-            waiting=len(books.waiting),
-            groups_dispatched=self.groups_dispatched,
-            batch=batch_snapshot(self.batch, is_closed=self.is_closed),
-            is_held=self.is_held,
-            is_finished=self.is_finished,
-            is_aborted=self.is_aborted,
-        )
+        return snapshot_of(self)

@@ -1,10 +1,14 @@
 """What the scheduler shows of itself: frozen numbers for the dashboard, the journal and tests. Decides nothing."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gyre.schedule.batches import Batch
 from gyre.schedule.cells import CellState
 from gyre.types import Role
+
+if TYPE_CHECKING:
+    from gyre.schedule.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,4 +72,35 @@ def batch_snapshot(batch: Batch | None, *, is_closed: bool) -> BatchSnapshot | N
         micro_steps_claimed=len(batch.claimed),
         micro_steps_done=len(batch.done),
         is_closed=is_closed,
+    )
+
+
+def snapshot_of(scheduler: "Scheduler") -> ScheduleSnapshot:
+    """The schedule now, as frozen numbers."""
+    books, capacity = scheduler.rollouts, scheduler.settings.cell_capacity
+    return ScheduleSnapshot(
+        cells=tuple(
+            CellSnapshot(
+                index=cell.index,
+                role=cell.role,
+                state=cell.state,
+                since=cell.since,
+                routed=len(books.routed[cell.index]),
+                capacity=capacity,
+            )
+            for cell in scheduler.cells
+        ),
+        version=scheduler.version,
+        steps=scheduler.settings.steps,
+        capacity=capacity * sum(cell.is_in_rollout for cell in scheduler.cells),
+        waterlevel=books.waterlevel,
+        dispatched=books.dispatched,
+        started=books.started,
+        terminated=books.terminated,
+        waiting=len(books.waiting),
+        groups_dispatched=scheduler.groups_dispatched,
+        batch=batch_snapshot(scheduler.batch, is_closed=scheduler.is_closed),
+        is_held=scheduler.is_held,
+        is_finished=scheduler.is_finished,
+        is_aborted=scheduler.is_aborted,
     )
