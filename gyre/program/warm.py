@@ -42,10 +42,10 @@ class WarmSettings:
     """How long and how hard. The rate rises over RAMP_STEPS and then falls linearly to a tenth."""
 
     seed: int = 0
-    steps: int = 300
+    steps: int = 600
     batch: int = 32
     learning_rate: float = 3e-3
-    demonstrations: int = 4000
+    demonstrations: int = 6000
     held_out: int = 64
     task_seed: int = 0
     threads: int = 1
@@ -148,7 +148,7 @@ def warm_up(out: Path, settings: WarmSettings, habits: Habits) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """`python -m gyre.program.warm configs/quickstart/policy --seed 0 --steps 300`."""
+    """`python -m gyre.program.warm configs/quickstart/policy --seed 0`."""
     default = WarmSettings()
     parser = argparse.ArgumentParser(prog="python -m gyre.program.warm", description="Warm up the quickstart's policy.")
     parser.add_argument("out", type=Path, help="Hugging Face folder to write")
