@@ -9,6 +9,7 @@ stops the core only; weights are pulled by every cell that serves.
 import heapq
 import math
 from collections import deque
+from collections.abc import Callable
 from random import Random
 
 from gyre.config.choices import PolicyName
@@ -53,10 +54,22 @@ TICK_S = 60.0
 TICKING = (PolicyName.JUST_IN_TIME, PolicyName.JUST_IN_TIME_HISTORY)
 
 
-class World:
-    """One run of a plan on a cluster with a workload."""
+Journal = Callable[[float, Event, list[Command]], None]
 
-    def __init__(self, plan: SchedulerSettings, cluster: Cluster, workload: Workload, *, seed: int = 0) -> None:
+
+class World:
+    """One run of a plan on a cluster with a workload. `journal` is told what a run's journal would be told."""
+
+    def __init__(
+        self,
+        plan: SchedulerSettings,
+        cluster: Cluster,
+        workload: Workload,
+        *,
+        seed: int = 0,
+        journal: Journal | None = None,
+    ) -> None:
+        self._journal = journal
         needed = plan.steps * plan.groups_per_batch
         assert len(workload.groups) >= needed, f"{len(workload.groups)} groups, the plan needs {needed}"
         self._plan, self._cluster, self._workload = plan, cluster, workload
@@ -154,7 +167,11 @@ class World:
         events = deque([event])
         while events:
             self._num_events += 1
-            for command in self._scheduler.handle(events.popleft(), self._now):
+            happened = events.popleft()
+            commands = self._scheduler.handle(happened, self._now)
+            if self._journal is not None:
+                self._journal(self._now, happened, commands)
+            for command in commands:
                 at_once = self._perform(command)
                 if at_once is not None:
                     events.append(at_once)
