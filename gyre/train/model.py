@@ -1,8 +1,8 @@
 """The megatron-core GPT of a cell, with tree attention and a position for every token.
 
 `TreeGPT` reads rows of tokens with explicit positions and a tree mask and returns hidden states; logits are
-computed only where a target is read, since the vocabulary is what is large. Built: tensor parallelism of dense
-Qwen2 and Qwen3 in fp32. Pipeline, context and expert parallelism are refused.
+computed only where a target is read, since the vocabulary is what is large. A pipeline stage holds its share of the
+layers; the first has the embedding, the last the output layer. All in fp32.
 
 Shapes: B rows, T tokens, H hidden, E targets, V vocabulary of this rank, D head size.
 """
@@ -12,18 +12,30 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
-from torch import Tensor
+from megatron.core.transformer.spec_utils import ModuleSpec
+from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from gyre.errors import ConfigError
 from gyre.train.attention import TreeAttention, Visible
+from gyre.train.capabilities import check_layout
+from gyre.train.experts import TreeExperts
 from gyre.train.model_config import ModelConfig
-from gyre.train.weights import Cut, get_slots
+from gyre.train.weights import Cut, Slot, get_stage_slots
 from gyre.types import Layout
 
 
 class TreeGPT(GPTModel):
-    """A GPTModel whose rows are trees."""
+    """A GPTModel, or a stage of one, whose rows are trees."""
+
+    def setup_embeddings_and_output_layer(self) -> None:
+        """Marks tied weights. Megatron would also sum them over the stages, on CUDA, before there are any."""
+        if self.config.pipeline_model_parallel_size == 1 or not self.share_embeddings_and_output_weights:
+            super().setup_embeddings_and_output_layer()
+            return
+        weight = self.shared_embedding_or_output_weight()
+        weight.shared_embedding = True  # pyright: ignore[reportAttributeAccessIssue]
+        # The last stage's copy is no further parameter: it does not count in the gradient's norm.
+        weight.shared = not self.pre_process  # pyright: ignore[reportAttributeAccessIssue]
 
     def forward(  # type: ignore[override]
         self, tokens_BT: Tensor, positions_BT: Tensor, visible: Visible, received_TBH: Tensor | None
@@ -65,34 +77,49 @@ def build_model(config: ModelConfig, layout: Layout, groups: ProcessGroupCollect
     check_layout(config, layout)
     spec = get_gpt_layer_local_spec(qk_layernorm=config.has_qk_norm, normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = TreeAttention  # pyright: ignore
+    if config.num_experts:
+        where = {"model": config, "rank": groups.tp.rank(), "size": groups.tp.size()}
+        spec.submodules.mlp = ModuleSpec(module=TreeExperts, params=where)  # pyright: ignore
     model = TreeGPT(
         _make_transformer_config(config, layout),
         spec,
         vocab_size=config.vocab_size,
         max_sequence_length=config.max_position_embeddings,
+        pre_process=groups.pp.rank() == 0,
+        post_process=groups.pp.rank() == layout.pp - 1,
         position_embedding_type="rope",
         rotary_base=int(config.rope_theta),
         parallel_output=True,
         share_embeddings_and_output_weights=config.tie_word_embeddings,
         pg_collection=groups,
     )
-    parameters = dict(model.named_parameters())
-    for slot in get_slots(config):
+    parameters = get_parameters(config, layout, model, groups)
+    for slot in get_slots_of(config, layout, groups):
         # Megatron marks cut parameters only when it initialises them; an unmarked one is taken for a duplicate and
         # its other ranks' share is left out of the gradient's norm.
         parameters[slot.name].tensor_model_parallel = slot.cut is not Cut.WHOLE  # pyright: ignore
     return model
 
 
-def check_layout(config: ModelConfig, layout: Layout) -> None:
-    """Raises ConfigError for a layout that the trainer cannot give this model."""
-    for name in ("pp", "cp", "ep"):
-        if getattr(layout, name) != 1:
-            raise ConfigError(f"placement.{name}", wanted="1 (not built yet)", given=getattr(layout, name))
-    for name in ("vocab_size", "num_attention_heads", "num_key_value_heads", "intermediate_size"):
-        if getattr(config, name) % layout.tp:
-            wanted = f"a divisor of the model's {name} ({getattr(config, name)})"
-            raise ConfigError("placement.tp", wanted=wanted, given=layout.tp)
+def get_slots_of(config: ModelConfig, layout: Layout, groups: ProcessGroupCollection) -> tuple[Slot, ...]:
+    """The parameters of this rank's stage."""
+    return get_stage_slots(config, groups.pp.rank(), layout.pp)
+
+
+def get_parameters(
+    config: ModelConfig, layout: Layout, model: nn.Module, groups: ProcessGroupCollection
+) -> dict[str, nn.Parameter]:
+    """This rank's parameters by slot name: layers are numbered through the stages, in megatron in each."""
+    first = groups.pp.rank() * config.num_hidden_layers // layout.pp
+    prefix = "decoder.layers."
+
+    def rename(name: str) -> str:
+        if not name.startswith(prefix):
+            return name
+        number, dot, rest = name.removeprefix(prefix).partition(".")
+        return f"{prefix}{int(number) + first}{dot}{rest}"
+
+    return {rename(name): parameter for name, parameter in model.named_parameters()}
 
 
 def _make_transformer_config(config: ModelConfig, layout: Layout) -> TransformerConfig:
@@ -113,6 +140,8 @@ def _make_transformer_config(config: ModelConfig, layout: Layout) -> Transformer
         attention_dropout=0.0,
         hidden_dropout=0.0,
         tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        pipeline_dtype=torch.float32,
         params_dtype=torch.float32,
         use_cpu_initialization=not torch.cuda.is_available(),
         perform_initialization=False,

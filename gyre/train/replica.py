@@ -32,9 +32,10 @@ from gyre.errors import RunError
 from gyre.fabric.groups import DataGroups
 from gyre.train import checkpoint, patches
 from gyre.train.batch import join, make_micro_batch, split_by_row
+from gyre.train.capabilities import check_layout
 from gyre.train.figures import ApplyStats, MicroStepStats, make_stats
 from gyre.train.folder import has_weights, read_hf_tensors
-from gyre.train.model import TreeGPT, build_model, check_layout
+from gyre.train.model import TreeGPT, build_model, get_parameters
 from gyre.train.model_config import ModelConfig, read_model_config
 from gyre.train.reference import Reference
 from gyre.train.segments import SegmentedPass
@@ -51,6 +52,7 @@ class Replica:
     def __init__(
         self,
         config: ModelConfig,
+        layout: Layout,
         groups: DataGroups,
         megatron_groups: ProcessGroupCollection,
         ddp: DistributedDataParallel,
@@ -68,7 +70,8 @@ class Replica:
         self._stage = Stage(cast(TreeGPT, ddp.module), megatron_groups)
         self._buffers: list[_ParamAndGradBuffer] = ddp.buffers  # pyright: ignore[reportAttributeAccessIssue]
         self._clip_grad = settings.clip_grad
-        self._shards = Shards(config, dict(ddp.module.named_parameters()), megatron_groups.tp)
+        parameters = get_parameters(config, layout, ddp.module, megatron_groups)
+        self._shards = Shards(config, parameters, megatron_groups.tp, megatron_groups.pp)
         self._device = patches.get_device()
 
     @staticmethod
@@ -105,7 +108,9 @@ class Replica:
             make_optimizer_config(optimizer), [ddp], use_gloo_process_groups=False, pg_collection=megatron_groups
         )
         assert isinstance(adam, ChainedOptimizer)
-        replica = Replica(config, groups, megatron_groups, ddp, adam if is_core else None, optimizer, segment_tokens)
+        replica = Replica(
+            config, layout, groups, megatron_groups, ddp, adam if is_core else None, optimizer, segment_tokens
+        )
         if is_core or has_reference:
             is_trained = has_weights(model_path)
             first = read_hf_tensors(model_path) if is_trained else make_random_tensors(config, seed)
@@ -328,7 +333,10 @@ def _make_megatron_groups(layout: Layout, groups: DataGroups) -> ProcessGroupCol
     """Megatron's groups inside the cell; for its data-parallel groups the rank is alone until cells reduce."""
     # Data parallelism outermost makes cells contiguous blocks, so the tensor-parallel groups are the cell's.
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tp, order="tp-cp-ep-pp-dp", create_gloo_process_groups=False
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        order="tp-cp-ep-pp-dp",
+        create_gloo_process_groups=False,
     )
     names = ["tp", "pp", "mp", "cp", "tp_cp", "ep", "expt_tp", "tp_ep", "tp_ep_pp", "embd", "pos_embd"]
     ours = ProcessGroupCollection.use_mpu_process_groups(names)

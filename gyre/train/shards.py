@@ -17,14 +17,23 @@ from gyre.train.weights import Cut, Slot, get_hf_shapes, get_slots, join, shard,
 
 
 class Shards:
-    """The parameters of one rank, by slot. `group` is the tensor-parallel group, whose first rank exports."""
+    """The parameters of one rank, by slot. `tp` and `pp` are its groups; the cell's first rank exports."""
 
-    def __init__(self, config: ModelConfig, parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: Mapping[str, nn.Parameter],
+        tp: dist.ProcessGroup,
+        pp: dist.ProcessGroup,
+    ) -> None:
         self.parameters = dict(parameters)
-        self._config, self._group = config, group
-        self._slots = get_slots(config)
-        self._leader = dist.get_process_group_ranks(group)[0]
-        assert {slot.name for slot in self._slots} == set(self.parameters), sorted(self.parameters)
+        self._config, self._group, self._pp = config, tp, pp
+        self._shapes = get_hf_shapes(config)
+        self._slots = get_slots(config, pp.size())
+        self._own = [slot for slot in self._slots if slot.stage == pp.rank()]
+        self._leader = dist.get_process_group_ranks(tp)[0]
+        self._stages = dist.get_process_group_ranks(pp)
+        assert {slot.name for slot in self._own} == set(self.parameters), sorted(self.parameters)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -32,7 +41,7 @@ class Shards:
 
         Raises RunError, before anything is changed, if one is missing or has another shape than config.json says.
         """
-        for name, shape in get_hf_shapes(self._config).items():
+        for name, shape in self._shapes.items():
             given = tuple(tensors[name].shape) if name in tensors else "nothing"
             if given != shape:
                 raise RunError(f"weights do not fit the model: {name} should be {shape}, is {given}")
@@ -42,20 +51,40 @@ class Shards:
     def cut(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's piece of each parameter, from whole tensors by Hugging Face name."""
         rank, size = self._group.rank(), self._group.size()
-        return {slot.name: shard(join(slot, tensors, self._config), slot.cut, rank, size) for slot in self._slots}
+        return {slot.name: shard(join(slot, tensors, self._config), slot.cut, rank, size) for slot in self._own}
 
     @torch.no_grad()
     def export(self, pieces: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-        """Collective over the tensor-parallel group: whole tensors by Hugging Face name on its first rank.
+        """Collective over the cell: whole tensors by Hugging Face name on its first rank.
 
         `pieces` are this rank's, by parameter name. Copies; empty on the other ranks.
         """
         named: list[tuple[str, Tensor]] = []
+        like = next(iter(self.parameters.values()))
+        is_first = self._pp.rank() == 0
         for slot in self._slots:
-            gathered = self._gather(slot, pieces[slot.name].detach().contiguous())
-            if gathered:
-                named += split(slot, unshard(gathered, slot.cut).clone(), self._config)
+            if slot.is_copy:
+                continue
+            gathered: list[Tensor] = []
+            if slot.stage == self._pp.rank():
+                gathered = self._gather(slot, pieces[slot.name].detach().contiguous())
+            whole = split(slot, unshard(gathered, slot.cut).clone(), self._config) if gathered else []
+            if slot.stage and self._group.rank() == 0:
+                whole = self._bring(slot, whole, like)
+            named += whole if is_first else []
         return named
+
+    def _bring(self, slot: Slot, whole: list[tuple[str, Tensor]], like: Tensor) -> list[tuple[str, Tensor]]:
+        """From the slot's stage to the first, between the first tensor-parallel ranks of both."""
+        if self._pp.rank() == slot.stage:
+            for _, tensor in whole:
+                dist.send(tensor.to(like.dtype), self._stages[0], group=self._pp)
+        elif self._pp.rank() == 0:
+            whole = [(name, torch.empty(self._shapes[name], dtype=like.dtype, device=like.device))
+                     for name in slot.hf_names]  # fmt: skip
+            for _, tensor in whole:
+                dist.recv(tensor, self._stages[slot.stage], group=self._pp)
+        return whole
 
     @torch.no_grad()
     def spoil(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 from gyre.errors import StoreError
 from gyre.types import Layout
 from tests.dist.replica_world import build_replica, run_world, to_numpy
+from tests.dist.test_elastic_gradient import write_policy
 from tests.fakes.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.timeout(400)
@@ -32,8 +33,8 @@ def train(replica: Any, steps: list[int]) -> dict[str, np.ndarray]:
     return to_numpy(replica.export_hf())
 
 
-def save_and_go_on(rank: int, world: Path, model: Path, tp: int, folder: Path) -> dict[str, np.ndarray]:
-    replica = build_replica(model, 1, Layout(tp=tp))
+def save_and_go_on(rank: int, world: Path, model: Path, layout: Layout, folder: Path) -> dict[str, np.ndarray]:
+    replica = build_replica(model, 1, layout)
     train(replica, [0, 1])
     # Twice, as a run does that replaces what it finds.
     for _ in range(2):
@@ -41,21 +42,32 @@ def save_and_go_on(rank: int, world: Path, model: Path, tp: int, folder: Path) -
     return train(replica, [2])
 
 
-def load_and_go_on(rank: int, world: Path, model: Path, tp: int, folder: Path) -> dict[str, np.ndarray]:
-    replica = build_replica(model, 1, Layout(tp=tp))
+def load_and_go_on(rank: int, world: Path, model: Path, layout: Layout, folder: Path) -> dict[str, np.ndarray]:
+    replica = build_replica(model, 1, layout)
     # What was trained before the load must not show.
     train(replica, [2, 0])
     assert replica.load_checkpoint(folder) == 2
     return train(replica, [2])
 
 
-@pytest.mark.parametrize(("saved_tp", "loaded_tp"), [(1, 1), (2, 2), (2, 1)])
-def test_the_step_after_a_load_is_the_step_after_the_save(tmp_path: Path, saved_tp: int, loaded_tp: int) -> None:
-    model, folder = build_tiny_model(tmp_path / "model").path, tmp_path / "checkpoints" / "step-2"
-    saved = run_world(saved_tp, tmp_path, save_and_go_on, model, saved_tp, folder)[0]
-    loaded = run_world(loaded_tp, tmp_path, load_and_go_on, model, loaded_tp, folder)[0]
+@pytest.mark.parametrize(
+    ("kind", "saved_by", "loaded_by"),
+    [
+        ("qwen3", Layout(), Layout()),
+        ("qwen3", Layout(tp=2), Layout(tp=2)),
+        ("qwen3", Layout(tp=2), Layout(pp=2)),
+        ("tied", Layout(tp=2, pp=2), Layout()),
+        ("qwen3_moe", Layout(tp=2, ep=2), Layout(pp=2)),
+    ],
+)
+def test_the_step_after_a_load_is_the_step_after_the_save(
+    tmp_path: Path, kind: str, saved_by: Layout, loaded_by: Layout
+) -> None:
+    model, folder = write_policy(tmp_path / "model", kind), tmp_path / "checkpoints" / "step-2"
+    saved = run_world(saved_by.num_ranks, tmp_path, save_and_go_on, model, saved_by, folder)[0]
+    loaded = run_world(loaded_by.num_ranks, tmp_path, load_and_go_on, model, loaded_by, folder)[0]
     gap = max(float(np.abs(loaded[name] - value).max()) for name, value in saved.items())
-    assert gap == 0.0 if saved_tp == loaded_tp else gap < 2e-5
+    assert gap == 0.0 if saved_by == loaded_by else gap < 2e-5
     assert [path.name for path in folder.parent.iterdir()] == ["step-2"]
 
 

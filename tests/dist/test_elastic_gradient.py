@@ -23,6 +23,7 @@ from tests.dist.replica_world import (
     to_numpy,
     with_behavior,
 )
+from tests.dist.test_replica import write_model
 from tests.fakes.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.timeout(400)
@@ -54,24 +55,24 @@ def make_micro_steps(rank: int, world: Path, model: Path) -> list[list[TreeRow]]
     return [rows[i : i + ROWS_PER_MICRO_STEP] for i in range(0, len(rows), ROWS_PER_MICRO_STEP)]
 
 
-def train_alone(rank: int, world: Path, model: Path, tp: int, micro_steps: list[list[TreeRow]]) -> Outcome:
+def train_alone(rank: int, world: Path, model: Path, layout: Layout, micro_steps: list[list[TreeRow]]) -> Outcome:
     """Every micro-step on the one cell there is."""
-    replica = build_replica(model, 1, Layout(tp=tp), clip_grad=CLIP_GRAD)
+    replica = build_replica(model, 1, layout, clip_grad=CLIP_GRAD)
     for micro_step in micro_steps:
         replica.micro_step(micro_step, _objective())
     return _finish(replica)
 
 
 def train_elastically(
-    rank: int, world: Path, model: Path, num_cells: int, tp: int, micro_steps: list[list[TreeRow]]
+    rank: int, world: Path, model: Path, num_cells: int, layout: Layout, micro_steps: list[list[TreeRow]]
 ) -> Outcome | None:
     """One cell's part of the step. Cell c joins after the core has finished 2c micro-steps."""
     import torch.distributed as dist
 
-    layout = Layout(tp=tp)
+    width = layout.num_ranks
     replica = build_replica(model, num_cells, layout, clip_grad=CLIP_GRAD)
-    cell, is_leader = rank // tp, rank % tp == 0
-    store = dist.FileStore(str(world / "queue"), num_cells * tp)  # pyright: ignore[reportPrivateImportUsage]
+    cell, is_leader = rank // width, rank % width == 0
+    store = dist.FileStore(str(world / "queue"), num_cells * width)  # pyright: ignore[reportPrivateImportUsage]
     exposed = world / "weights"
     if cell == 0:
         named = replica.export_hf()
@@ -89,10 +90,10 @@ def train_elastically(
         if is_leader:
             _keep_everyone_busy(store, cell, num_cells, len(claimed))
     replica.reduce(num_cells)
-    everything: list[Any] = [None] * (num_cells * tp)
+    everything: list[Any] = [None] * (num_cells * width)
     dist.all_gather_object(everything, claimed)
-    assert all(everything[c * tp] for c in range(num_cells)), f"an idle cell: {everything}"
-    assert sorted(i for c in range(num_cells) for i in everything[c * tp]) == list(range(len(micro_steps)))
+    assert all(everything[c * width] for c in range(num_cells)), f"an idle cell: {everything}"
+    assert sorted(i for c in range(num_cells) for i in everything[c * width]) == list(range(len(micro_steps)))
     return _finish(replica) if cell == 0 else None
 
 
@@ -140,24 +141,53 @@ def _finish(replica: Any) -> Outcome:
     return Outcome(gradients=gradients, weights=weights, grad_norm=applied.grad_norm)
 
 
-@pytest.mark.parametrize(("num_cells", "tp"), [(3, 1), (2, 2)])
-def test_cells_that_join_a_step_in_progress_give_the_step_of_one_cell(tmp_path: Path, num_cells: int, tp: int) -> None:
-    model = build_tiny_model(tmp_path / "model").path
+def write_policy(folder: Path, kind: str) -> Path:
+    """A tiny dense model, one with tied embeddings, or one of experts, of the rows' vocabulary."""
+    if kind == "qwen3_moe":
+        return write_model(folder, kind, tied=False, vocab_size=VOCAB_SIZE)
+    return build_tiny_model(folder, tie_word_embeddings=kind == "tied").path
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_cells", "layout"),
+    [
+        ("qwen3", 3, Layout()),
+        ("qwen3", 2, Layout(tp=2)),
+        ("tied", 2, Layout(pp=2)),
+        ("qwen3_moe", 2, Layout(tp=2, ep=2)),
+    ],
+)
+def test_cells_that_join_a_step_in_progress_give_the_step_of_one_cell(
+    tmp_path: Path, kind: str, num_cells: int, layout: Layout
+) -> None:
+    model = write_policy(tmp_path / "model", kind)
     (micro_steps,) = run_world(1, tmp_path, make_micro_steps, model)
-    alone = run_world(tp, tmp_path, train_alone, model, tp, micro_steps)[0]
-    elastic = run_world(num_cells * tp, tmp_path, train_elastically, model, num_cells, tp, micro_steps)[0]
+    alone = run_world(layout.num_ranks, tmp_path, train_alone, model, layout, micro_steps)[0]
+    num_ranks = num_cells * layout.num_ranks
+    elastic = run_world(num_ranks, tmp_path, train_elastically, model, num_cells, layout, micro_steps)[0]
     assert find_gap(elastic.gradients, alone.gradients) < 1e-6
     assert elastic.grad_norm == pytest.approx(alone.grad_norm, rel=1e-6)
     assert _find_largest_move(elastic.weights, alone.weights) < 2e-5
 
 
-def test_tensor_parallelism_changes_neither_gradient_nor_norm_nor_clipped_step(tmp_path: Path) -> None:
-    model = build_tiny_model(tmp_path / "model").path
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("qwen3", Layout(tp=2)),
+        ("qwen3", Layout(pp=2)),
+        ("tied", Layout(tp=2, pp=2)),
+        ("qwen3_moe", Layout(tp=2, ep=2)),
+        ("qwen3_moe", Layout(pp=2)),
+    ],
+)
+def test_a_layout_changes_neither_gradient_nor_norm_nor_clipped_step(tmp_path: Path, kind: str, layout: Layout) -> None:
+    model = write_policy(tmp_path / "model", kind)
     (micro_steps,) = run_world(1, tmp_path, make_micro_steps, model)
-    (one,) = run_world(1, tmp_path, train_alone, model, 1, micro_steps)
-    two = run_world(2, tmp_path, train_alone, model, 2, micro_steps)[0]
-    # The gradients of the heads' norms are partial sums until the step is applied.
-    names = [name for name in one.gradients if not name.endswith(("q_norm.weight", "k_norm.weight"))]
+    (one,) = run_world(1, tmp_path, train_alone, model, Layout(), micro_steps)
+    two = run_world(layout.num_ranks, tmp_path, train_alone, model, layout, micro_steps)[0]
+    # The gradients of the heads' norms, and of embeddings tied across stages, are partial sums until the step.
+    partial = ("q_norm.weight", "k_norm.weight", *(["embed_tokens.weight"] if kind == "tied" else []))
+    names = [name for name in one.gradients if not name.endswith(partial)]
     # Row-parallel products are summed in another order; these weights are wide, which shows it.
     assert find_gap({n: two.gradients[n] for n in names}, {n: one.gradients[n] for n in names}) < 5e-6
     assert one.grad_norm > 2 * CLIP_GRAD

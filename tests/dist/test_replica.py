@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,13 +23,13 @@ from tests.dist.replica_world import (
 pytestmark = pytest.mark.timeout(400)
 
 
-def write_model(folder: Path, kind: str, *, tied: bool) -> Path:
+def write_model(folder: Path, kind: str, *, tied: bool, vocab_size: int = 96) -> Path:
     """A random model of the family, with norms and biases that are not constant."""
     import torch
     import transformers
 
     sizes = {
-        "vocab_size": 96,
+        "vocab_size": vocab_size,
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
@@ -39,6 +40,9 @@ def write_model(folder: Path, kind: str, *, tied: bool) -> Path:
     }
     if kind == "qwen2":
         model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes))
+    elif kind == "qwen3_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(head_dim=16, **experts, **sizes))
     else:
         model = transformers.Qwen3ForCausalLM(
             transformers.Qwen3Config(head_dim=16, rope_parameters={"rope_theta": 1e6}, **sizes)
@@ -50,6 +54,20 @@ def write_model(folder: Path, kind: str, *, tied: bool) -> Path:
             parameter.copy_(base + scale * torch.randn(parameter.shape, generator=generator))
     model.float().save_pretrained(folder)
     return folder
+
+
+def split_experts(named: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The names of a checkpoint: transformers stacks the experts of a layer only in memory."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in named.items():
+        head, is_stacked, part = name.partition("experts.")
+        if not is_stacked:
+            found[name] = value
+        for index, one in enumerate(value if is_stacked else ()):
+            halves = dict(zip(("gate_proj", "up_proj"), np.split(one, 2), strict=True))
+            parts = halves if part == "gate_up_proj" else {"down_proj": one}
+            found |= {f"{head}experts.{index}.{key}.weight": half for key, half in parts.items()}
+    return found
 
 
 def compare_with_hugging_face(rank: int, world: Path, kind: str, tied: bool) -> dict[str, float]:
@@ -79,24 +97,45 @@ def compare_with_hugging_face(rank: int, world: Path, kind: str, tied: bool) -> 
         choice = weigh(Targets(logprobs=now, behavior=row.behavior_logprobs, advantage=row.advantage), objective)
         loss = loss + (torch.tensor(choice.weights, dtype=torch.float32) * logprobs).sum()
     loss.backward()
-    expected_gradient = {name: p.grad.numpy() for name, p in reference.named_parameters() if p.grad is not None}
+    expected_gradient = split_experts(
+        {n: p.grad.numpy() for n, p in reference.named_parameters() if p.grad is not None}
+    )
     return {
         "logprob_gap": gap,
         "gradient_gap": find_gap(to_numpy(replica.export_gradients()), expected_gradient),
         "clipped": stats.clipped,
         "num_targets": stats.num_targets - sum(row.num_targets for row in rows),
         "entropy": stats.entropy,
+        "is_round_trip": is_round_trip(path, world / "again", dict(replica.export_hf())),
     }
 
 
-@pytest.mark.parametrize(("kind", "tied"), [("qwen3", False), ("qwen3", True), ("qwen2", False)])
+def is_round_trip(path: Path, again: Path, exported: dict[str, Any]) -> bool:
+    """Whether what is exported is bitwise what was read, and transformers reads it back the same."""
+    import json
+
+    import torch
+    import transformers
+
+    from gyre.train.folder import read_hf_tensors, write_hf_folder
+
+    given = read_hf_tensors(path)
+    write_hf_folder(again, json.loads((path / "config.json").read_text()), exported)
+    one = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).state_dict()
+    other = transformers.AutoModelForCausalLM.from_pretrained(again, dtype=torch.float32).state_dict()
+    return given.keys() == exported.keys() and all(
+        torch.equal(tensor, exported[name]) for name, tensor in given.items()
+    ) and all(torch.equal(tensor, other[name]) for name, tensor in one.items())  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "tied"), [("qwen3", False), ("qwen3", True), ("qwen2", False), ("qwen3_moe", False)])
 def test_trees_give_the_logprobs_and_gradient_of_hugging_face_on_flattened_paths(
     tmp_path: Path, kind: str, tied: bool
 ) -> None:
     (found,) = run_world(1, tmp_path, compare_with_hugging_face, kind, tied)
     assert found["logprob_gap"] < 2e-5
     assert found["gradient_gap"] < 1e-5
-    assert (found["clipped"], found["num_targets"]) == (1, 0)
+    assert (found["clipped"], found["num_targets"], found["is_round_trip"]) == (1, 0, True)
     assert 0.0 < found["entropy"] < np.log(96)
 
 
