@@ -48,8 +48,8 @@ def main() -> dict[str, dict[str, float | str]]:
         "Where we differ and why: the split of the published async is not known. At 2.4T a half split is nearest\n"
         "to it and a searched one is about as fast as colocate, so most of 1.78 may be an untuned split.\n"
         "Streaming saves little on a half split with more training cells than work. At 122B hours and lengths are not\n"
-        "published: the shapes are assumed, and elasticity over colocate with streaming comes out far larger there than 1.19;\n"
-        "of which workload that figure is, we do not know."
+        "published: the shapes are assumed, and elasticity over colocate with streaming comes out far larger\n"
+        "there than 1.19; of which workload that figure is, we do not know."
     )
     return found
 
