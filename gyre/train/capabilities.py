@@ -15,9 +15,9 @@ from gyre.types import Layout
 
 CPU_TESTED = (
     ("qwen2, qwen3", Layout()),
-    ("qwen2, qwen3", Layout(tp=2)),
-    ("qwen2, qwen3", Layout(pp=2)),
-    ("qwen2, qwen3", Layout(tp=2, pp=2)),
+    ("qwen3", Layout(tp=2)),
+    ("qwen3", Layout(pp=2)),
+    ("qwen3", Layout(tp=2, pp=2)),
     ("qwen3_moe", Layout()),
     ("qwen3_moe", Layout(tp=2, ep=2)),
     ("qwen3_moe", Layout(pp=2)),

@@ -232,3 +232,40 @@ def test_supervised_steps_from_random_weights_learn_and_export_what_they_learned
     assert losses[10] < losses[0] / 2
     assert losses[11] == losses[10]
     assert exported == [pytest.approx(losses[11], abs=1e-5)]
+
+
+def hold_to_reference(rank: int, world: Path) -> dict[str, float]:
+    from gyre.algo.objective import ObjectiveSettings
+    from gyre.train.groups import make_data_groups
+    from gyre.train.replica import OptimizerSettings, Replica
+
+    path = write_model(world / "model", "qwen3", tied=True)
+    replica = Replica.build(
+        path,
+        Layout(),
+        make_data_groups(1, Layout()),
+        OptimizerSettings(learning_rate=3e-3),
+        is_core=True,
+        has_reference=True,
+    )
+    objective = ObjectiveSettings(clip_low=CLIP_LOW, clip_high=CLIP_HIGH, kl_coefficient=0.1)
+    rows = [make_tree_row(seed, 96) for seed in range(3)]
+    first = replica.logprobs(rows)
+    rows = [replace(row, behavior_logprobs=logprobs) for row, logprobs in zip(rows, first, strict=True)]
+    found = {"kl_at_start": replica.micro_step(rows, objective).kl}
+    replica.apply(3)
+    now = replica.logprobs(rows)
+    found["kl_after_a_step"] = replica.micro_step([replace(row, advantage=0.0) for row in rows], objective).kl
+    gradients = to_numpy(replica.export_gradients())
+    found["policy_is_back"] = float(all(np.array_equal(a, b) for a, b in zip(replica.logprobs(rows), now, strict=True)))
+    replica.begin_step()
+    weights = [0.1 * (1 - np.exp(a.astype(np.float64) - b)) / len(a) for a, b in zip(first, now, strict=True)]
+    replica.backward(replica.forward_targets(rows), np.concatenate(weights))
+    found["gap"] = find_gap(to_numpy(replica.export_gradients()), gradients)
+    return found
+
+
+def test_the_kl_term_holds_the_policy_to_the_weights_it_began_with(tmp_path: Path) -> None:
+    (found,) = run_world(1, tmp_path, hold_to_reference)
+    assert found["kl_at_start"] < 1e-12 and found["kl_after_a_step"] > 1e-6
+    assert found["policy_is_back"] == 1.0 and found["gap"] < 1e-3, found
