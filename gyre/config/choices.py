@@ -98,9 +98,10 @@ class PolicyName(StrEnum):
         """Whether only the simulator acts upon it.
 
         Fixed shares would need a queue that waits for the whole batch; leaving a step in its middle needs the
-        gradient so far to be handed over. Neither exists on the ranks.
+        gradient so far to be handed over; a satellite that goes on to the next step needs role epochs with a step
+        for each cell (today the core's epoch makes it join before its turn). None exists on the ranks.
         """
-        return self not in (PolicyName.WATERLEVEL, PolicyName.COLOCATE_STREAMING, PolicyName.ASYNC_STREAMING)
+        return self not in (PolicyName.WATERLEVEL, PolicyName.COLOCATE_STREAMING)
 
     @property
     def is_async(self) -> bool:

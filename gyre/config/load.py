@@ -300,9 +300,6 @@ def check_runnable(settings: Settings) -> None:
         able = ", ".join(one.value for one in type(policy) if not one.is_simulated_only)
         fix = "`gyre.py simulate` takes it; the ranks cannot carry it out"
         raise ConfigError("schedule.policy", wanted=f"one of {able} for a run", given=policy.value, fix=fix)
-    if policy.is_async and settings.placement.num_cells < 2:
-        fix = "add a cell, or choose another policy"
-        raise ConfigError("placement.num_cells", wanted="2 or more for an async policy", given=1, fix=fix)
 
 
 def check_paths(settings: Settings) -> None:

@@ -123,7 +123,9 @@ def test_reference_configs_load(path: Path) -> None:
 
 
 def test_what_only_the_simulator_can_do_is_refused_for_a_run() -> None:
-    check_runnable(small("schedule.policy=async-streaming"))
+    check_runnable(small("schedule.policy=colocate-streaming"))
+    with pytest.raises(ConfigError, match="given 'async-streaming'"):
+        check_runnable(small("schedule.policy=async-streaming"))
     with pytest.raises(ConfigError, match=r"schedule.policy: wanted one of waterlevel, .* given 'just-in-time'"):
         check_runnable(small("schedule.policy=just-in-time"))
     with pytest.raises(ConfigError, match=r"schedule.training_cells: wanted less than placement.num_cells = 4"):
