@@ -218,6 +218,9 @@ def check_combinations(settings: Settings) -> None:
             given=where.ep,
             fix="change ep, or the others",
         )
+    if settings.schedule.policy.is_async and where.num_cells < 2:
+        fix = "add a cell, or choose another policy"
+        raise ConfigError("placement.num_cells", wanted="2 or more for an async policy", given=1, fix=fix)
     if settings.schedule.policy.is_async and settings.schedule.training_cells >= max(where.num_cells, 1):
         raise ConfigError(
             "schedule.training_cells",

@@ -128,6 +128,8 @@ def test_what_only_the_simulator_can_do_is_refused_for_a_run() -> None:
         check_runnable(small("schedule.policy=async-streaming"))
     with pytest.raises(ConfigError, match=r"schedule.policy: wanted one of waterlevel, .* given 'just-in-time'"):
         check_runnable(small("schedule.policy=just-in-time"))
+    with pytest.raises(ConfigError, match=r"placement.num_cells: wanted 2 or more for an async policy, given 1"):
+        small("schedule.policy=async", "placement.num_cells=1")
     with pytest.raises(ConfigError, match=r"schedule.training_cells: wanted less than placement.num_cells = 4"):
         small("schedule.policy=async", "schedule.training_cells=4")
 
