@@ -151,9 +151,10 @@ def _owning_engine(processes: list[BaseProcess], folder: EngineFolder) -> type[S
             """Close SGLang's sockets here; the processes are ended by their owner. May be repeated."""
             # Absent when the start failed: SGLang registers this hook before it makes the socket.
             if getattr(self, "send_to_rpc", None) is not None:
-                self.send_to_rpc.context.destroy(linger=0)
                 manager: Any = self.tokenizer_manager
-                manager.recv_from_detokenizer.context.destroy(linger=0)
+                # The contexts are not terminated: that waits without a deadline, and was seen to wait for ever.
+                for sock in (self.send_to_rpc, manager.recv_from_detokenizer, manager.send_to_scheduler):
+                    sock.close(linger=0)
                 self.send_to_rpc = None
 
     return OwningEngine
