@@ -4,7 +4,7 @@ Rows, one per measurement. `turn_ms`: CPU milliseconds of `Session.open` plus `c
 `history_tokens` before it and about `new_tokens` new ones; `parse_ms`: orjson over the same body;
 `rerender_ms`: rendering and tokenising the whole conversation. The latency rows run live sessions of about 4K
 tokens on one HTTP gateway with an engine stand-in that waits a known time; `p50_ms`, `p99_ms` are what the
-gateway adds between its own stamps (body read to the last byte written, less that wait), `driven_s` is how
+session adds in wall time (opening and closing the turn; not the HTTP server's reading and writing), `driven_s` is how
 long. Bytes per token are of the session after its longest history, the request's own body not counted.
 
     python -m bench gateway [--quick]
