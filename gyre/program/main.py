@@ -10,6 +10,7 @@ import multiprocessing.util
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -121,7 +122,7 @@ def _train(arguments: argparse.Namespace) -> NoReturn:
     if launch.rank == 0:
         _check_folder(folder, resume=launch.resume, is_restart=launch.is_restart)
     _log_to(folder / "logs" / f"rank-{launch.rank}.log", settings.watch.log_level.value)
-    code = run(settings, launch)
+    code = _run_quietly(lambda: run(settings, launch), folder / "logs" / f"rank-{launch.rank}.log")
     # Everything of ours is closed. Tearing down an interpreter that holds torch, SGLang and Megatron was seen to
     # take nine seconds of pure computation, which a stopping run does not have.
     logging.shutdown()
@@ -129,6 +130,23 @@ def _train(arguments: argparse.Namespace) -> NoReturn:
     sys.stderr.flush()
     shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
     os._exit(code)
+
+
+def _run_quietly(act: Callable[[], int], log_path: Path) -> int:
+    """Run a rank with its error output in its log: what libraries say there would be drawn into the dashboard.
+
+    What a person must read comes from the front; an error of this rank itself is told on the terminal again.
+    """
+    terminal = os.dup(2)
+    with log_path.open("ab") as log_file:
+        os.dup2(log_file.fileno(), 2)
+    try:
+        return act()
+    except BaseException:
+        os.dup2(terminal, 2)
+        raise
+    finally:
+        os.close(terminal)
 
 
 def _check_folder(folder: Path, *, resume: bool, is_restart: bool) -> None:
