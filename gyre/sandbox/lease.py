@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 LEASE_FILE = "lease.json"
+STRAYS_S = 2.0
 STAGING = ".staging"
 """Ends the name of a folder that is being made; the name holds its owner, since no lease may be there yet."""
 ETC = "root:x:0:0:root:/root:/bin/sh\nagent:x:{uid}:{uid}:agent:/tmp:/bin/sh\n"
@@ -107,6 +108,7 @@ def reap_stale(root: Path) -> int:
             continue
         if inside and inside.is_alive():
             _kill(inside)
+        _kill_strays(path.parent)
         drop_lease(path.parent)
         reaped += 1
     return reaped + _reap_unfinished(root)
@@ -126,6 +128,28 @@ def _reap_unfinished(root: Path) -> int:
         except OSError:
             pass  # In use, or no folder.
     return reaped
+
+
+def _kill_strays(folder: Path) -> None:
+    """Kill what was started for this lease and is not in it: a process 1 that waits for ever to be let go.
+
+    bubblewrap's child has no parent-death signal yet while it waits for its parent, so a parent killed just then
+    leaves it behind. Its command line names the lease's folder. Looked for until none was found three times, since
+    the one that starts it may be dying only now.
+    """
+    wanted, quiet, end = f"{folder}/".encode(), 0, time.monotonic() + STRAYS_S
+    while quiet < 3 and time.monotonic() < end:
+        quiet += 1
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            pid = int(path.parent.name)
+            try:
+                is_stray = pid != os.getpid() and path.read_bytes().startswith(b"/") and wanted in path.read_bytes()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if is_stray and (start := start_of(pid)):
+                _kill(Process(pid=pid, start=start))
+                quiet = 0
+        time.sleep(0.02)
 
 
 def _kill(process: Process) -> None:

@@ -221,10 +221,24 @@ def test_nothing_is_left_after_owners_are_killed_at_random(tmp_path: Path) -> No
         reap_stale(tmp_path)
     assert inside
     assert list(tmp_path.iterdir()) == []
+    assert _started_for(tmp_path) == []
     end = time.monotonic() + 10
     while left := _alive(inside):
         assert time.monotonic() < end, left
         time.sleep(0.05)
+
+
+def _started_for(root: Path) -> list[str]:
+    """Processes whose command line names something below `root`, other than tests."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if words[0].endswith(b"bwrap") and any(str(root).encode() in word for word in words):
+            found.append(path.parent.name)
+    return found
 
 
 def _alive(inside: set[tuple[int, int]]) -> list[int]:
