@@ -14,6 +14,22 @@ class ReasoningHistory(StrEnum):
     TEMPLATE = "template"
 
 
+class ToolParserName(StrEnum):
+    """How tool calls are written in the policy's text; `auto` looks at the chat template."""
+
+    AUTO = "auto"
+    HERMES = "hermes"
+    NONE = "none"
+
+
+class ReasoningParserName(StrEnum):
+    """How reasoning is written in the policy's text; `auto` looks at the chat template."""
+
+    AUTO = "auto"
+    THINK = "think"
+    NONE = "none"
+
+
 class DeviceChoice(StrEnum):
     """Where ranks compute; `auto` takes CUDA where it is and the CPU elsewhere."""
 
@@ -121,6 +137,7 @@ class PathRole(StrEnum):
     SUB_AGENT = "sub_agent"
     MAIN_SUMMARY = "main_summary"
     SUB_AGENT_SUMMARY = "sub_agent_summary"
+    SIDE = "side"
 
 
 class HarnessName(StrEnum):

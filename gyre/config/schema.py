@@ -23,6 +23,8 @@ from gyre.config.choices import (
     PathRole,
     PolicyName,
     ReasoningHistory,
+    ReasoningParserName,
+    ToolParserName,
 )
 from gyre.types import Layout
 
@@ -88,6 +90,8 @@ class ModelSettings:
     reasoning_history: Annotated[
         ReasoningHistory, Doc("keep earlier reasoning in the prompt, or leave it to the template")
     ] = ReasoningHistory.KEEP
+    tool_parser: Annotated[ToolParserName, Doc("how the policy writes tool calls")] = ToolParserName.AUTO
+    reasoning_parser: Annotated[ReasoningParserName, Doc("how the policy writes reasoning")] = ReasoningParserName.AUTO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +225,7 @@ class GatewaySettings:
 
     ping_s: Annotated[float, Doc("pause between pings on a waiting stream", POSITIVE)] = 10.0
     body_limit_mb: Annotated[int, Doc("largest request body", NATURAL)] = 64
+    models: Annotated[tuple[str, ...], Doc("names served besides the run's own; none: every name is")] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The HTTP face of one rollout's gateway: holds the client's connection while the front finds the answer.
 
-Knows no vendor and no policy: a request goes out as a ModelCall and its ModelAnswer is written as it is. A
-client that asked for a stream gets headers and comments while it waits, so that its own time limit to the
+Knows no policy: a request goes out as a ModelCall and its ModelAnswer is written as it is. A
+client that asked for a stream gets headers and pings while it waits, so that its own time limit to the
 first byte never ends a long turn. A client that hangs up is reported. There is no limit on the whole wait:
 the front answers every call, with an error if need be.
 """
@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from gyre.gateway.chat import STREAM_HEADERS, ChatDialect
-from gyre.gateway.dialect import RequestRefused
+from gyre.gateway.dialect import STREAM_HEADERS, Dialect, RequestRefused
+from gyre.gateway.dialects import bare_path, dialect_of
 from gyre.types import RolloutId
 from gyre.wire.messages import ModelAnswer, ModelCall, ModelCallGone
 
@@ -57,9 +57,9 @@ def build_app(rollout: RolloutId, ask: Ask, gone: Gone, ping_s: float, body_limi
             body=body,
         )
         if len(body) > body_limit:
-            await _Writer(request.method, send).answer(_error(call, 413, f"The body is above {body_limit} bytes."))
+            await _Writer(call, send).answer(_error(call, 413, f"The body is above {body_limit} bytes."))
             return
-        await _serve(call, ask, gone, ping_s if _wants_stream(body) else None, receive, _Writer(request.method, send))
+        await _serve(call, ask, gone, ping_s if _wants_stream(body) else None, receive, _Writer(call, send))
 
     return app
 
@@ -106,16 +106,17 @@ async def serve_on(sock: socket.socket, app: ASGIApp) -> Closer:
 class _Writer:
     """Writes one HTTP answer, perhaps after the headers of a stream and some pings."""
 
-    def __init__(self, method: str, send: Send) -> None:
-        self._has_body = method != "HEAD"
+    def __init__(self, call: ModelCall, send: Send) -> None:
+        self._has_body = call.method != "HEAD"
+        self._dialect = _dialect(call)
         self._send = send
         self.is_open = False
 
     async def ping(self) -> None:
-        """Open the stream if it is not, and write a comment."""
+        """Open the stream if it is not, and write a ping."""
         if not self.is_open:
             await self._head(200, STREAM_HEADERS)
-        await self._chunk(b": ping\n\n", more=True)
+        await self._chunk(self._dialect.ping, more=True)
 
     async def answer(self, answer: ModelAnswer) -> None:
         """Write the answer and end. An error after the headers becomes an event of the stream."""
@@ -126,7 +127,7 @@ class _Writer:
                 headers["content-length"] = str(sum(map(len, chunks)))
             await self._head(answer.status, headers)
         elif answer.status >= 400:
-            chunks = [b"data: " + b"".join(chunks).replace(b"\n", b" ") + b"\n\n"]
+            chunks = [self._dialect.stream_error(b"".join(chunks))]
         if self._has_body:
             for chunk in chunks:
                 await self._chunk(chunk, more=True)
@@ -174,8 +175,12 @@ async def _asked(call: ModelCall, ask: Ask) -> ModelAnswer:
         return _error(call, 502, "The gateway could not reach the policy.")
 
 
+def _dialect(call: ModelCall) -> Dialect:
+    return dialect_of(bare_path(call.path), call.headers)
+
+
 def _error(call: ModelCall, status: int, message: str) -> ModelAnswer:
-    answer = ChatDialect().refusal(RequestRefused(status, message))
+    answer = _dialect(call).refusal(RequestRefused(status, message))
     return ModelAnswer(call=call.call, status=answer.status, headers=dict(answer.headers), chunks=list(answer.chunks))
 
 

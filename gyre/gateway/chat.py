@@ -2,16 +2,15 @@
 
 Parsing is lenient where a client's extras do not matter (unknown fields are kept raw and ignored) and names
 the field where something cannot be served. A client's temperature, top_p, stop and seed are ignored: the
-behaviour policy must be the run's own. Tool calls in histories are understood; the policy's own text is
-returned as text. The answers have no clock: `created` is 0.
+behaviour policy must be the run's own. Reasoning is told as `reasoning_content`, where clients look for it.
 """
 
-from collections.abc import Mapping
-from typing import TypeVar, cast
+from collections.abc import Iterator, Mapping
 
 import orjson
 
 from gyre.gateway.dialect import (
+    MAX_DEPTH,
     HttpAnswer,
     Message,
     ModelRequest,
@@ -19,15 +18,12 @@ from gyre.gateway.dialect import (
     RequestRefused,
     Speaker,
     ToolCall,
+    is_deep,
+    json_answer,
+    stream_answer,
 )
+from gyre.gateway.openai_words import OpenAiWords, body_of, bound, field, needed, text_of
 from gyre.types import FinishReason
-
-JSON_HEADERS = {"content-type": "application/json"}
-STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-
-T = TypeVar("T")
-
-_MAX_DEPTH = 64
 
 _SPEAKERS = {
     "system": Speaker.SYSTEM,
@@ -39,190 +35,148 @@ _SPEAKERS = {
 }
 
 
-class ChatDialect:
-    """Stateless: one instance serves every session."""
+class ChatDialect(OpenAiWords):
+    """Stateless: one instance serves every session. It also tells what no other dialect owns."""
+
+    def owns(self, path: str, headers: Mapping[str, str]) -> bool:
+        """Everything."""
+        return True
 
     def is_turn(self, method: str, path: str) -> bool:
         """POST /chat/completions."""
         return method == "POST" and path == "/chat/completions"
 
-    def side_answer(self, method: str, path: str, model: str) -> HttpAnswer | None:
-        """GET /models and GET /models/NAME (any name is served by the one policy)."""
-        if method not in ("GET", "HEAD"):
-            return None
-        if path == "/models":
-            return json_answer(200, {"object": "list", "data": [_model_facts(model)]})
-        if path.startswith("/models/"):
-            return json_answer(200, _model_facts(path.removeprefix("/models/")))
-        return None
+    def is_count(self, method: str, path: str) -> bool:
+        """Never: the vendor counts nothing here."""
+        return False
 
-    def parse(self, body: bytes) -> ModelRequest:
+    def parse(self, body: bytes, *, is_count: bool = False) -> ModelRequest:
         """The request in `body`. Raises RequestRefused (400) that names the field at fault."""
-        try:
-            raw = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise RequestRefused(400, f"We could not parse the JSON body of your request: {error}") from error
-        if not isinstance(raw, dict):
-            raise RequestRefused(400, "The JSON body of your request must be an object.")
-        messages = _field(raw, "messages", list, required=True)
+        raw = body_of(body)
+        messages = needed(raw, "messages", list)
         if not messages:
             raise RequestRefused(400, "Invalid 'messages': empty array.", param="messages")
-        if _field(raw, "n", int) not in (None, 1):
+        if field(raw, "n", int) not in (None, 1):
             raise RequestRefused(400, "Invalid 'n': only one choice is served.", param="n")
-        stream_options = _field(raw, "stream_options", dict) or {}
+        stream_options = field(raw, "stream_options", dict) or {}
         return ModelRequest(
             messages=tuple(_message(place, message) for place, message in enumerate(messages)),
-            tools=_tools(_field(raw, "tools", list) or []),
-            is_stream=bool(_field(raw, "stream", bool)),
-            wants_usage=bool(_field(stream_options, "include_usage", bool, "stream_options.")),
-            max_new_tokens=_max_new_tokens(raw),
-            model=_field(raw, "model", str) or "",
+            tools=_tools(field(raw, "tools", list) or []),
+            is_stream=bool(field(raw, "stream", bool)),
+            wants_usage=bool(field(stream_options, "include_usage", bool, "stream_options.")),
+            calls_tools=raw.get("tool_choice") != "none",
+            max_new_tokens=bound(raw, "max_completion_tokens", "max_tokens"),
+            model=field(raw, "model", str) or "",
             raw=raw,
         )
 
     def answer(self, request: ModelRequest, reply: Reply) -> HttpAnswer:
-        """A chat.completion, or its chunks: role, content, finish, usage if wanted, [DONE]."""
+        """A chat.completion, or its chunks: role, reasoning, content, calls, finish, usage if wanted, [DONE]."""
         usage = {
             "prompt_tokens": reply.prompt_tokens,
             "completion_tokens": reply.new_tokens,
             "total_tokens": reply.prompt_tokens + reply.new_tokens,
             "prompt_tokens_details": {"cached_tokens": reply.cached_tokens},
         }
-        finish = "length" if reply.finish is FinishReason.LENGTH else "stop"
+        finish = "tool_calls" if reply.message.tool_calls else "stop"
+        if reply.finish is FinishReason.LENGTH:
+            finish = "length"
         if not request.is_stream:
-            message = {"role": "assistant", "content": reply.message.content, "refusal": None}
-            choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+            choice = {"index": 0, "message": _told(reply.message), "logprobs": None, "finish_reason": finish}
             return json_answer(200, {**_head(reply, "chat.completion"), "choices": [choice], "usage": usage})
-        deltas: list[tuple[dict[str, str], str | None]] = [({"role": "assistant", "content": ""}, None)]
-        if reply.message.content:
-            deltas.append(({"content": reply.message.content}, None))
-        deltas.append(({}, finish))
         head = _head(reply, "chat.completion.chunk")
         chunks = [
-            {**head, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": end}]}
-            for delta, end in deltas
+            {**head, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]}
+            for delta in _deltas(reply.message)
         ]
+        chunks.append({**head, "choices": [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish}]})
         if request.wants_usage:
             chunks = [{**chunk, "usage": None} for chunk in chunks]
             chunks.append({**head, "choices": [], "usage": usage})
-        events = tuple(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks)
-        return HttpAnswer(status=200, headers=STREAM_HEADERS, chunks=(*events, b"data: [DONE]\n\n"))
+        return stream_answer([*(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks), b"data: [DONE]\n\n"])
 
-    def refusal(self, refused: RequestRefused) -> HttpAnswer:
-        """`{"error": {message, type, param, code}}`."""
-        kind = "server_error" if refused.status >= 500 else "invalid_request_error"
-        error = {"message": refused.message, "type": kind, "param": refused.param, "code": refused.code}
-        return json_answer(refused.status, {"error": error})
+    def count(self, tokens: int) -> HttpAnswer:
+        """Never asked for."""
+        return json_answer(200, {"input_tokens": tokens})
+
+    def stream_error(self, body: bytes) -> bytes:
+        """A chunk that holds the error."""
+        return b"data: " + body.replace(b"\n", b" ") + b"\n\n"
 
     def context_overflow(self, *, prompt_tokens: int, max_context_tokens: int) -> RequestRefused:
-        """OpenAI's context_length_exceeded."""
+        """context_length_exceeded."""
         text = (
             f"This model's maximum context length is {max_context_tokens} tokens. However, your messages resulted in "
             f"{prompt_tokens} tokens. Please reduce the length of the messages."
         )
         return RequestRefused(400, text, param="messages", code="context_length_exceeded")
 
-    def wrong_key(self, given: str) -> RequestRefused:
-        """OpenAI's invalid_api_key; only the ends of the given key are repeated."""
-        shown = f"{given[:3]}***{given[-2:]}" if len(given) > 8 else "***"
-        return RequestRefused(401, f"Incorrect API key provided: {shown}.", code="invalid_api_key")
-
-
-def json_answer(status: int, content: Mapping[str, object]) -> HttpAnswer:
-    """A whole JSON answer."""
-    return HttpAnswer(status=status, headers=JSON_HEADERS, chunks=(orjson.dumps(content),))
+    def unrenderable(self, reason: str) -> RequestRefused:
+        """An invalid 'messages'."""
+        return RequestRefused(400, f"Invalid 'messages': {reason}", param="messages")
 
 
 def _head(reply: Reply, kind: str) -> dict[str, object]:
     return {"id": f"chatcmpl-{reply.id}", "object": kind, "created": 0, "model": reply.model}
 
 
-def _model_facts(model: str) -> dict[str, object]:
-    return {"id": model, "object": "model", "created": 0, "owned_by": "gyre"}
+def _told(message: Message) -> dict[str, object]:
+    """The message of a whole answer. Beside calls, no text is null, as the vendor tells it."""
+    told: dict[str, object] = {"role": "assistant", "content": message.content, "refusal": None}
+    if message.reasoning:
+        told["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        told["content"] = message.content or None
+        told["tool_calls"] = [_call(call) for call in message.tool_calls]
+    return told
 
 
-def _field(raw: Mapping[str, object], name: str, kind: type[T], at: str = "", required: bool = False) -> T | None:
-    """`raw[name]` if it is a `kind`; None when it is absent or null and not required."""
-    value = raw.get(name)
-    if value is None:
-        if required:
-            raise RequestRefused(400, f"Missing required parameter: '{at}{name}'.", param=f"{at}{name}")
-        return None
-    if type(value) is not kind:  # exactly: a bool is no int
-        names = {list: "an array", dict: "an object", str: "a string", int: "an integer", bool: "a boolean"}
-        text = f"Invalid type for '{at}{name}': expected {names[kind]}, but got {type(value).__name__} instead."
-        raise RequestRefused(400, text, param=f"{at}{name}")
-    return cast(T, value)
+def _deltas(message: Message) -> Iterator[dict[str, object]]:
+    """What the chunks of a stream add."""
+    yield {"role": "assistant", "content": ""}
+    if message.reasoning:
+        yield {"reasoning_content": message.reasoning}
+    if message.content:
+        yield {"content": message.content}
+    for index, call in enumerate(message.tool_calls):
+        whole = _call(call)
+        yield {"tool_calls": [{"index": index, **whole, "function": {"name": call.name, "arguments": ""}}]}
+        yield {"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]}
 
 
-def _max_new_tokens(raw: Mapping[str, object]) -> int | None:
-    """The smaller of the two names that clients use for the bound."""
-    bounds = []
-    for name in ("max_completion_tokens", "max_tokens"):
-        value = _field(raw, name, int)
-        if value is not None and value < 1:
-            raise RequestRefused(400, f"Invalid '{name}': must be at least 1.", param=name)
-        if value is not None:
-            bounds.append(value)
-    return min(bounds) if bounds else None
+def _call(call: ToolCall) -> dict[str, object]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _tools(tools: list[object]) -> tuple[Mapping[str, object], ...]:
+    shown = []
     for place, tool in enumerate(tools):
+        at = f"tools[{place}]"
         if not isinstance(tool, dict):
-            raise RequestRefused(
-                400, f"Invalid type for 'tools[{place}]': expected an object.", param=f"tools[{place}]"
-            )
-    if _depth(tools) > _MAX_DEPTH:
-        raise RequestRefused(400, f"Invalid 'tools': nested deeper than {_MAX_DEPTH}.", param="tools")
-    return tuple(tool for tool in tools if isinstance(tool, dict))
-
-
-def _depth(value: object) -> int:
-    """How deep lists and objects are nested, at most one more than what is allowed."""
-    depth, level = 0, [value]
-    while level and depth <= _MAX_DEPTH:
-        depth += 1
-        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list))]
-        level = [item for items in inner for item in items]
-    return depth
+            raise RequestRefused(400, f"Invalid type for '{at}': expected an object.", param=at)
+        shown.append({name: value for name, value in tool.items() if name != "cache_control"})
+    if is_deep(tools):
+        raise RequestRefused(400, f"Invalid 'tools': nested deeper than {MAX_DEPTH}.", param="tools")
+    return tuple(shown)
 
 
 def _message(place: int, raw: object) -> Message:
     at = f"messages[{place}]"
     if not isinstance(raw, dict):
         raise RequestRefused(400, f"Invalid type for '{at}': expected an object.", param=at)
-    role = _field(raw, "role", str, f"{at}.", required=True)
+    role = needed(raw, "role", str, f"{at}.")
     if role not in _SPEAKERS:
-        raise RequestRefused(400, f"Invalid value for '{at}.role': {str(role)[:40]!r}.", param=f"{at}.role")
-    calls = _field(raw, "tool_calls", list, f"{at}.") or []
-    reasoning = raw.get("reasoning_content")
+        raise RequestRefused(400, f"Invalid value for '{at}.role': {role[:40]!r}.", param=f"{at}.role")
+    calls = field(raw, "tool_calls", list, f"{at}.") or []
+    reasoning = raw.get("reasoning_content") or raw.get("reasoning")
     return Message(
         speaker=_SPEAKERS[role],
-        content=_text(raw.get("content"), f"{at}.content"),
+        content=text_of(raw.get("content"), f"{at}.content", ""),
         reasoning=reasoning if isinstance(reasoning, str) else "",
         tool_calls=tuple(_tool_call(call, f"{at}.tool_calls[{index}]") for index, call in enumerate(calls)),
-        tool_call_id=_field(raw, "tool_call_id", str, f"{at}.") or "",
-        name=_field(raw, "name", str, f"{at}.") or "",
+        tool_call_id=field(raw, "tool_call_id", str, f"{at}.") or "",
+        name=field(raw, "name", str, f"{at}.") or "",
     )
-
-
-def _text(content: object, at: str) -> str:
-    """The text of a message: a string, or text parts joined."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise RequestRefused(400, f"Invalid type for '{at}': expected a string or an array of parts.", param=at)
-    texts = []
-    for place, part in enumerate(content):
-        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
-        if not isinstance(text, str):
-            param = f"{at}[{place}]"
-            raise RequestRefused(400, f"Invalid value for '{param}': only text parts are served.", param=param)
-        texts.append(text)
-    return "".join(texts)
 
 
 def _tool_call(raw: object, at: str) -> ToolCall:
@@ -230,7 +184,7 @@ def _tool_call(raw: object, at: str) -> ToolCall:
     if not isinstance(raw, dict) or not isinstance(function, dict):
         raise RequestRefused(400, f"Invalid value for '{at}': expected a function call.", param=at)
     return ToolCall(
-        id=_field(raw, "id", str, f"{at}.") or "",
-        name=_field(function, "name", str, f"{at}.function.") or "",
-        arguments=_field(function, "arguments", str, f"{at}.function.") or "",
+        id=field(raw, "id", str, f"{at}.") or "",
+        name=field(function, "name", str, f"{at}.function.") or "",
+        arguments=field(function, "arguments", str, f"{at}.function.") or "",
     )

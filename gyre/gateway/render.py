@@ -16,7 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from gyre.config.choices import ReasoningParserName, ToolParserName
 from gyre.gateway.dialect import Message, Speaker, ToolCall
+from gyre.gateway.parse import TurnParser, parser_for
 from gyre.gateway.template import ChatTemplate, Plain, RenderError, message_for_template
 from gyre.types import Int32
 
@@ -33,16 +35,28 @@ class RenderMode(StrEnum):
     FULL = "full"
 
 
-def load_renderer(folder: Path) -> "Renderer":
+def load_renderer(
+    folder: Path,
+    tool_parser: ToolParserName = ToolParserName.AUTO,
+    reasoning_parser: ReasoningParserName = ReasoningParserName.AUTO,
+) -> "Renderer":
     """The renderer of a Hugging Face model folder. Raises ConfigError for key model.path."""
-    return Renderer(ChatTemplate.load(folder))
+    return Renderer(ChatTemplate.load(folder), tool_parser, reasoning_parser)
 
 
 class Renderer:
     """Prompts and suffixes of one chat template. Immutable after its self-test; shared by all sessions."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tool_parser: ToolParserName = ToolParserName.AUTO,
+        reasoning_parser: ReasoningParserName = ReasoningParserName.AUTO,
+    ) -> None:
         self.template = template
+        prompt = _tried(template, [{"role": "user", "content": "d"}])
+        self.parser: TurnParser = parser_for(template.source, prompt, tool_parser, reasoning_parser)
+        self.drops_reasoning = _drops_reasoning(template)
         self._hoists_system = not _keeps_system_in_place(template)
         self.mode = self._self_test()
         if self.mode is RenderMode.FULL:
@@ -52,11 +66,20 @@ class Renderer:
         """The ids of a whole conversation with the generation prompt. Raises RenderError."""
         return self._render(lambda plain: plain, messages, tools)
 
-    def suffix(self, matched: Sequence[Message], new: Sequence[Message], tools: Tools, last_token: int) -> Int32 | None:
+    def suffix(
+        self,
+        matched: Sequence[Message],
+        new: Sequence[Message],
+        tools: Tools,
+        last_token: int,
+        *,
+        is_thinking: bool = False,
+    ) -> Int32 | None:
         """The ids to put after a sampled turn whose last id is `last_token`; None in mode FULL.
 
         `matched` ends with the sampled turn's message, `new` follows it. A turn that was cut before its
-        end-of-turn token gets one here, as context. Raises RenderError.
+        end-of-turn token gets one here, as context, and before it the end of its reasoning if that is open
+        (`is_thinking`). Raises RenderError.
         """
         if self.mode is RenderMode.FULL:
             return None
@@ -65,7 +88,8 @@ class Renderer:
         after = self._render(lambda text: _after_turn(text, nonce, self.template), [*before, *new], tools)
         if last_token == self.template.end_of_turn:
             return after
-        return np.concatenate([np.array([self.template.end_of_turn], dtype=np.int32), after])
+        closed = self.template.encode("\n</think>\n\n") if is_thinking else np.empty(0, dtype=np.int32)
+        return np.concatenate([closed, np.array([self.template.end_of_turn], dtype=np.int32), after])
 
     def _render(self, cut: Callable[[str], str], messages: Sequence[Message], tools: Tools) -> Int32:
         """Render with masked look-alikes, cut the text, encode it. Odd tool arguments are tried as text too."""
@@ -150,11 +174,26 @@ def _after_turn(text: str, nonce: str, template: ChatTemplate) -> str:
 
 def _nonce(messages: Sequence[Message], tools: Tools) -> str:
     """A word that the messages and tools do not contain, so that nothing in them can pose as the dummy turn."""
-    text = json.dumps([[message.key() for message in messages], list(tools)], ensure_ascii=False)
+    text = json.dumps([[message_for_template(message) for message in messages], list(tools)], ensure_ascii=False)
     number = 0
     while f"q{number}z" in text:
         number += 1
     return f"q{number}z"
+
+
+def _tried(template: ChatTemplate, messages: list[Plain]) -> str:
+    """The rendered text, or "" where the template refuses the messages."""
+    try:
+        return template.text(messages)
+    except RenderError:
+        return ""
+
+
+def _drops_reasoning(template: ChatTemplate) -> bool:
+    """Whether the reasoning of a turn is gone once a user has spoken again."""
+    turn = {"role": "assistant", "content": "d", "reasoning_content": "w5thought"}
+    text = _tried(template, [{"role": "user", "content": "d"}, turn, {"role": "user", "content": "d"}])
+    return "w5thought" not in text
 
 
 def _keeps_system_in_place(template: ChatTemplate) -> bool:

@@ -60,6 +60,7 @@ class ChatTemplate:
         longest_first = sorted(self._controls, key=lambda text: (-len(text), text))
         self._control_pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
         self._special_tokens = dict(special_tokens)
+        self.source = source
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:

@@ -105,7 +105,7 @@ def test_an_integer_is_taken_for_a_number(tmp_path: Path) -> None:
             '"main"',
             (
                 "sampling.path_priority: wanted a list, each one of main, sub_agent, main_summary, sub_agent_summary, "
-                "given 'main'; write path_priority = [...]"
+                "side, given 'main'; write path_priority = [...]"
             ),
         ),
         ("run.mu", "2", "run.mu: wanted 1, given 2; bursts of several steps are not built yet"),
