@@ -1,24 +1,18 @@
 """Settings of a toy run for tests that need a whole `Settings`, with the few values a test varies."""
 
+import typing
 from pathlib import Path
 
 from gyre.config.choices import DeviceChoice
 from gyre.config.schema import (
     EngineSettings,
-    GatewaySettings,
     ModelSettings,
     PlacementSettings,
-    RolloutSettings,
     RunSettings,
-    SamplingSettings,
-    SandboxSettings,
     ScheduleSettings,
     Settings,
-    SimulateSettings,
-    StopSettings,
     TasksSettings,
     TrainerSettings,
-    WatchSettings,
 )
 
 
@@ -27,21 +21,17 @@ def make_settings(
     control_timeout_s: float = 30.0,
 ) -> Settings:  # fmt: skip
     """A CPU run of `num_cells` cells; everything else is a default or a placeholder."""
-    return Settings(
-        run=RunSettings(name="test", steps=0),
-        model=ModelSettings(path=model_path, max_context_tokens=2048),
-        placement=PlacementSettings(
+    given = {
+        "run": RunSettings(name="test", steps=0),
+        "model": ModelSettings(path=model_path, max_context_tokens=2048),
+        "placement": PlacementSettings(
             num_cells=num_cells, tp=tp, device=DeviceChoice.CPU, control_timeout_s=control_timeout_s
         ),
-        engine=EngineSettings(port=engine_port, max_running_requests=max_running_requests, max_total_tokens=16384),
-        trainer=TrainerSettings(learning_rate=0.0),
-        schedule=ScheduleSettings(groups_per_batch=1, rollouts_per_group=2, cell_capacity=8),
-        sampling=SamplingSettings(),
-        rollout=RolloutSettings(),
-        tasks=TasksSettings(train=Path("tasks")),
-        sandbox=SandboxSettings(),
-        gateway=GatewaySettings(),
-        watch=WatchSettings(),
-        stop=StopSettings(),
-        simulate=SimulateSettings(),
-    )
+        "engine": EngineSettings(port=engine_port, max_running_requests=max_running_requests, max_total_tokens=16384),
+        "trainer": TrainerSettings(learning_rate=0.0),
+        "schedule": ScheduleSettings(groups_per_batch=1, rollouts_per_group=2, cell_capacity=8),
+        "tasks": TasksSettings(train=Path("tasks")),
+    }
+    # Every other section, also one that is added later, stands at its defaults.
+    sections = typing.get_type_hints(Settings)
+    return Settings(**{name: given[name] if name in given else schema() for name, schema in sections.items()})
