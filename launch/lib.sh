@@ -218,6 +218,8 @@ enter_environment() {
     export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false LITELLM_LOCAL_MODEL_COST_MAP=True
     # A restart of the ranks must not find addresses of the ranks before.
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    # Torch's compiler makes this folder even where nothing is compiled; by default it would lie in TMPDIR.
+    export TORCHINDUCTOR_CACHE_DIR=$ENVIRONMENT/torchinductor
     # What libraries say about absent GPUs and absent optional packages, once a process.
     local quiet="Transformer Engine and Apex are not|Apex is not installed|Only CUDA|Triton is not supported"
     local warnings=${PYTHONWARNINGS:-}

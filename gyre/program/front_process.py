@@ -13,6 +13,7 @@ import select
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,7 +22,9 @@ import uvloop
 from gyre.config.load import load_settings
 from gyre.config.schema import Settings
 from gyre.errors import GyreError
+from gyre.fabric import shm
 from gyre.program.front import Front
+from gyre.serve import remains
 from gyre.store import records
 from gyre.store.store import RunStore
 from gyre.wire.link import FrontLink
@@ -81,8 +84,8 @@ async def _live(arguments: argparse.Namespace, settings: Settings, store: RunSto
         link.close()
 
 
-def _remove_torchrun_folder(agent_pid: int) -> None:
-    """Remove the temporary folder that torchrun makes for error files and never removes, once torchrun is gone."""
+def _clean_up(agent_pid: int) -> None:
+    """Once torchrun is gone, remove its temporary folder (it never does) and what killed ranks left behind."""
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     above = [path for path in Path(error_file).parents if path.name.startswith("torchelastic_")]
     try:
@@ -93,6 +96,8 @@ def _remove_torchrun_folder(agent_pid: int) -> None:
         pass
     for folder in above:
         shutil.rmtree(folder, ignore_errors=True)
+    shm.reap()
+    remains.reap(Path(tempfile.gettempdir()))
 
 
 def main() -> int:
@@ -112,7 +117,7 @@ def main() -> int:
         return uvloop.run(_live(arguments, settings, store))
     finally:
         store.close()
-        _remove_torchrun_folder(arguments.agent_pid)
+        _clean_up(arguments.agent_pid)
 
 
 if __name__ == "__main__":

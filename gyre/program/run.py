@@ -24,6 +24,7 @@ from gyre.wire.link import ThreadPeer
 from gyre.wire.messages import EngineStarted, RankFailed, RankUp, StopRequested
 
 if TYPE_CHECKING:
+    from gyre.fabric.weights import WeightShelf
     from gyre.fabric.world import World
     from gyre.schedule.placement import Placement
 
@@ -125,8 +126,9 @@ class Rank:
         self._pulse: Pulse | None = None
         self._control: ControlThread | None = None
         self._engine = None
+        self._shelf: WeightShelf | None = None
         self._signals = StopSignals(
-            grace_s=settings.stop.grace_s, on_stop=self._stop_requested, before_exit=self._kill_engine
+            grace_s=settings.stop.grace_s, on_stop=self._stop_requested, before_exit=self._leave_hard
         )
 
     def live(self, front_address: str | None) -> int:
@@ -204,6 +206,7 @@ class Rank:
         self._engine = build_engine(self._settings, world.rank, cell.index)
         self._signals.install()
         self._control = build_control(self._peer, world, cell.index, groups=groups, engine=self._engine)
+        self._shelf = WeightShelf(self._launch.folder.name) if training.is_core else None
         leader = Leader(
             cell=cell.index,
             settings=self._settings,
@@ -212,7 +215,7 @@ class Rank:
             engine=self._engine,
             training=training,
             relay=relay,
-            shelf=WeightShelf(self._launch.folder.name) if training.is_core else None,
+            shelf=self._shelf,
             phase=self._phase,
         )
         if training.is_core:
@@ -229,9 +232,12 @@ class Rank:
             os._exit(1)
         self._peer.send(StopRequested(rank=self._launch.rank, reason=name))
 
-    def _kill_engine(self) -> None:
+    def _leave_hard(self) -> None:
+        """Before an exit without an end in order: what outlives a process must not."""
         if self._engine is not None:
             self._engine.kill()
+        if self._shelf is not None:
+            self._shelf.close()
 
     def _report_failure(self, reason: str) -> None:
         if self._peer is not None:

@@ -27,7 +27,7 @@ class EngineFolder:
 
     def __init__(self) -> None:
         root = Path(tempfile.gettempdir())
-        _reap(root)
+        reap(root)
         self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}.{stamp()}.", dir=root))
 
     @contextmanager
@@ -55,7 +55,8 @@ class EngineFolder:
         _remove(self.path)
 
 
-def _reap(root: Path) -> None:
+def reap(root: Path) -> None:
+    """Remove the folders below `root`, and what they name, whose owners are dead."""
     for path in root.glob(f"{PREFIX}.*"):
         if is_dead(".".join(path.name.split(".")[1:4])):
             log.info("engine removed=%s of a dead owner", path.name)
