@@ -77,8 +77,7 @@ orphan_sandboxes() {
 
 list_shared_memory() { find /dev/shm -maxdepth 1 -name 'gyre*' -printf 'shared memory %p\n' 2>/dev/null; }
 
-# Python's own folder for a process's multiprocessing stays when a test kills that process with -9, as one does.
-list_temporary() { find "$TMPDIR" -mindepth 1 -maxdepth 1 ! -name 'pymp-*' -printf 'temporary %p\n'; }
+list_temporary() { find "$TMPDIR" -mindepth 1 -maxdepth 1 -printf 'temporary %p\n'; }
 
 leftovers() {
     marked_processes

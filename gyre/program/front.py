@@ -145,13 +145,14 @@ class Front:
                 clock=self._now,
             ),
         )
-        self._desk = OrderDesk(
-            OrderHooks(
-                hold=lambda: self._conductor.feed(DispatchHeld()),
-                release=lambda: self._conductor.feed(DispatchReleased()),
-                take_checkpoint=self._queue.take_checkpoint,
-                end=self.end,
-            )
+        self._desk = OrderDesk(self._order_hooks())
+
+    def _order_hooks(self) -> OrderHooks:
+        return OrderHooks(
+            hold=lambda: self._conductor.feed(DispatchHeld()),
+            release=lambda: self._conductor.feed(DispatchReleased()),
+            take_checkpoint=self._queue.take_checkpoint,
+            end=self.end,
         )
 
     # --- the run ----------------------------------------------------------------------------------

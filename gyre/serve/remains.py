@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 PREFIX = "gyre-engine"
 TABLE_NOTE = "shared_memory_files"
 """File in the folder that lists what lies elsewhere."""
+OWNER_NOTE = "owner_folder"
+"""File in the folder that names the owner's own temporary folder: it goes when the owner is dead, not before."""
 
 
 class EngineFolder:
@@ -34,7 +36,7 @@ class EngineFolder:
     def in_use(self) -> Iterator[None]:
         """Inside, this process and those it spawns take the folder for the temporary one."""
         # Made now, in its usual place: multiprocessing keeps its folder for the whole life of the process.
-        multiprocessing.util.get_temp_dir()
+        (self.path / OWNER_NOTE).write_text(multiprocessing.util.get_temp_dir())
         before, variable = tempfile.tempdir, os.environ.get("TMPDIR")
         tempfile.tempdir = os.environ["TMPDIR"] = str(self.path)
         try:
@@ -60,7 +62,14 @@ def reap(root: Path) -> None:
     for path in root.glob(f"{PREFIX}.*"):
         if is_dead(".".join(path.name.split(".")[1:4])):
             log.info("engine removed=%s of a dead owner", path.name)
+            _remove_owner_folder(path / OWNER_NOTE)
             _remove(path)
+
+
+def _remove_owner_folder(note: Path) -> None:
+    """Python removes it when a process ends in order, which a killed one did not."""
+    if note.exists() and Path(name := note.read_text()).name.startswith("pymp-"):
+        shutil.rmtree(name, ignore_errors=True)
 
 
 def _remove(path: Path) -> None:
