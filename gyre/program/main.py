@@ -17,9 +17,6 @@ from typing import TYPE_CHECKING, NoReturn
 from gyre.errors import ConfigError, GyreError
 from gyre.program.views import add_views
 
-COMMANDS = (
-    "check", "doctor", "plan", "report", "settings", "simulate", "summary", "tell", "timeline", "train", "watch",
-)  # fmt: skip
 FOLDER = "run folder, e.g. runs/quickstart"
 TAKEN_WAIT_S = 15.0
 
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """Entry point of gyre.py; returns the exit code."""
-    if argv and argv[0] not in COMMANDS and not argv[0].startswith("-"):
+    if argv and argv[0].endswith(".toml"):
         argv = ["train", *argv]
     arguments = _parser().parse_args(argv)
     is_speaker = os.environ.get("RANK", "0") == "0"
@@ -46,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gyre.py",
         description="Elastic online RL for agents. Train: torchrun --nproc-per-node N gyre.py CONFIG",
-        epilog="`gyre.py CONFIG` is short for `gyre.py train CONFIG`.",
+        epilog="`gyre.py CONFIG.toml` is short for `gyre.py train CONFIG.toml`.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train = commands.add_parser("train", help="run the training that CONFIG describes (start it with torchrun)")
