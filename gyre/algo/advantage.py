@@ -6,20 +6,12 @@ blown up. `none` leaves the division out, as in Dr. GRPO (arXiv 2503.20783). Who
 was dropped, what was graded zero) is decided before this.
 """
 
-from enum import StrEnum
-
 import numpy as np
 
+from gyre.config.choices import AdvantageScale
 from gyre.types import Float32
 
 STD_EPSILON = 1e-2
-
-
-class AdvantageScale(StrEnum):
-    """What the centred rewards are divided by."""
-
-    STD = "std"
-    NONE = "none"
 
 
 def group_advantages(rewards: Float32, scale: AdvantageScale | str = AdvantageScale.STD) -> Float32:

@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 
 from gyre.errors import TransportError
-from gyre.fabric.owner import is_dead, stamp
 from gyre.fabric.transport import Range, Region
+from gyre.owner import is_dead, stamp
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,5 @@
-"""Building the heavy parts of a rank from settings: replica, engine, control thread."""
+"""Building a rank's parts from settings: its cell's replica and its control thread."""
 
-import time
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -53,13 +52,6 @@ def build_training(settings: Settings, launch: Launch, groups: Groups, cell: int
         tensors = replica.export_hf()
     training = TrainingCell(replica=replica, settings=settings, cell=cell, folder=folder)
     return training, FirstWeights(version=version, tensors=tensors)
-
-
-def build_engine(settings: Settings, rank: int, cell: int) -> Engine:
-    """Start the cell's engine with the weights of the model folder."""
-    engine = Engine(settings, rank=rank)
-    engine.start(time.monotonic() + settings.engine.start_timeout_s)
-    return engine
 
 
 def build_control(

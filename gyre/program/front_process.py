@@ -19,6 +19,7 @@ from pathlib import Path
 
 import uvloop
 
+from gyre.config.dump import dump_settings
 from gyre.config.load import load_settings
 from gyre.config.schema import Settings
 from gyre.errors import GyreError
@@ -33,7 +34,7 @@ AGENT_END_S = 5.0
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gyre.program.front", description="Started by rank 0.")
+    parser = argparse.ArgumentParser(prog="gyre.program.front_process", description="Started by rank 0.")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--folder", type=Path, required=True)
@@ -107,7 +108,7 @@ def main() -> int:
     try:
         settings = load_settings(arguments.config, overrides=arguments.set)
         logging.getLogger().setLevel(settings.watch.log_level.value.upper())
-        config_text = arguments.config.read_text()
+        config_text = dump_settings(settings)
         store = RunStore.open(arguments.folder, config_text=config_text)
         store.record(_began(settings, config_text, arguments.resumed_version, store.tokens_bytes))
     except GyreError as error:

@@ -113,11 +113,6 @@ class Leader:
         weights = self._shelf.expose(version, tensors)
         return WeightsExposed(version=version, weights=weights, fingerprint=fingerprint_of(tensors))
 
-    def close(self) -> None:
-        """Take the weights off the shelf."""
-        if self._shelf is not None:
-            self._shelf.close()
-
     def run(self) -> str:
         """Until Stop; returns its reason."""
         while True:

@@ -110,6 +110,7 @@ def _train(arguments: argparse.Namespace) -> NoReturn:
     settings = load_settings(arguments.config, overrides=arguments.set)
     check_paths(settings)
     check_runnable(settings)
+    from gyre.program.resume import check_folder
     from gyre.program.run import Launch, run
 
     folder = settings.run_folder
@@ -117,7 +118,7 @@ def _train(arguments: argparse.Namespace) -> NoReturn:
         config=arguments.config, overrides=tuple(arguments.set), folder=folder, resume=arguments.resume
     )
     if launch.rank == 0:
-        _check_folder(folder, resume=launch.resume, is_restart=launch.is_restart)
+        check_folder(settings, resume=launch.resume, is_restart=launch.is_restart)
     _log_to(folder / "logs" / f"rank-{launch.rank}.log", settings.watch.log_level.value)
     code = _run_quietly(lambda: run(settings, launch), folder / "logs" / f"rank-{launch.rank}.log")
     # Everything of ours is closed. Tearing down an interpreter that holds torch, SGLang and Megatron was seen to
@@ -144,27 +145,6 @@ def _run_quietly(act: Callable[[], int], log_path: Path) -> int:
         raise
     finally:
         os.close(terminal)
-
-
-def _check_folder(folder: Path, *, resume: bool, is_restart: bool) -> None:
-    """A run folder that holds a run is continued only when asked to, or when torchrun started the ranks again."""
-    from gyre.store.store import existing
-
-    found = existing(folder)
-    if found is not None and found.owner_pid and not is_restart:
-        raise ConfigError(
-            "run.name",
-            wanted="a run folder that no living run owns",
-            given=f"{folder} ({found.describe()})",
-            fix=f"stop that run first (pid {found.owner_pid}), or choose another name",
-        )
-    if found is not None and not resume:
-        raise ConfigError(
-            "run.name",
-            wanted="a run folder that holds no run yet",
-            given=f"{folder} ({found.describe()})",
-            fix="add --resume to go on with it, or choose another name",
-        )
 
 
 def _log_to(path: Path, level: str) -> None:

@@ -37,7 +37,6 @@ class _Times:
 
     dispatched: list[int] = field(default_factory=list)
     first_dispatch: float | None = None
-    first_groups: int = 0
     admitted: dict[str, float] = field(default_factory=dict)
     lengths: dict[str, float] = field(default_factory=dict)
     last_end: dict[int, float] = field(default_factory=dict)
@@ -54,22 +53,13 @@ class _Times:
 def read_recorded(folder: Path) -> Recorded:
     """Raises StoreError if the run published no step, or its journal cannot be read."""
     settings = load_settings(folder / "config.toml")
-    times, began = _times(folder), _began(folder)
+    times = _times(folder)
     if not times.published or times.first_dispatch is None:
         raise StoreError(f"{folder}: no published step to compare with")
     num_steps = len(times.published)
-    groups_per_batch = began.groups_per_batch or round(len(times.dispatched) / max(began.steps, 1))
+    groups_per_batch = settings.schedule.groups_per_batch
     needed = num_steps * groups_per_batch
-    members = max(int(name.partition(".")[2]) for name in times.lengths) + 1
-    plan = replace(
-        SchedulerSettings.of(settings),
-        num_cells=began.num_cells,
-        steps=num_steps,
-        groups_per_batch=groups_per_batch,
-        rollouts_per_group=members,
-        # What was overridden on the command line is not in the file: the first dispatch tells, (1 + phi) B groups.
-        staleness=max(times.first_groups / groups_per_batch - 1.0, 0.0),
-    )
+    plan = replace(SchedulerSettings.of(settings), steps=num_steps)
     cluster = Cluster(
         tool_share=1.0,
         half_speed_rollouts=1.0,
@@ -80,11 +70,11 @@ def read_recorded(folder: Path) -> Recorded:
         move_s=0.0,
         grading_s=median(times.grading.values()) if times.grading else 0.0,
     )
-    lengths = list(times.lengths.values())
+    lengths, members = list(times.lengths.values()), range(plan.rollouts_per_group)
     work = _micro_steps(folder, times, groups_per_batch)
     groups = tuple(
         GroupWork(
-            rollouts_s=tuple(times.lengths.get(f"{group}.{member}", fmean(lengths)) for member in range(members)),
+            rollouts_s=tuple(times.lengths.get(f"{group}.{member}", fmean(lengths)) for member in members),
             micro_steps_s=tuple(work.get(group, ())),
             grading_s=times.grading.get(group),
         )
@@ -101,15 +91,6 @@ def read_recorded(folder: Path) -> Recorded:
 
 def _mean(values: list[float]) -> float:
     return fmean(values) if values else 0.0
-
-
-def _began(folder: Path) -> records.RunBegan:
-    for record in read_records(folder / EVENTS):
-        if isinstance(record, records.RunBegan):
-            if record.resumed_version:
-                raise StoreError(f"{folder}: the run went on from version {record.resumed_version}; only whole runs")
-            return record
-    raise StoreError(f"{folder}: the journal does not begin")
 
 
 def _times(folder: Path) -> _Times:
@@ -141,7 +122,6 @@ def _times(folder: Path) -> _Times:
                 case Dispatch(group=group):
                     times.dispatched.append(group)
                     times.first_dispatch = now if times.first_dispatch is None else times.first_dispatch
-                    times.first_groups += now == times.first_dispatch
                 case Admit(rollout=rollout) if rollout.partition(".")[0].isdecimal():
                     times.admitted.setdefault(rollout, now)
                 case Drain(cell=cell):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gyre.fabric.weights import WeightShelf
     from gyre.fabric.world import World
     from gyre.schedule.placement import Placement
+    from gyre.serve.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class Rank:
         self._peer: ThreadPeer | None = None
         self._pulse: Pulse | None = None
         self._control: ControlThread | None = None
-        self._engine = None
+        self._engine: Engine | None = None
         self._shelf: WeightShelf | None = None
         self._signals = StopSignals(
             grace_s=settings.stop.grace_s, on_stop=self._stop_requested, before_exit=self._leave_hard
@@ -151,10 +152,6 @@ class Rank:
     def _act(self, front_address: str | None) -> str:
         from gyre.fabric.world import World
 
-        # A bar that SGLang draws while it loads a checkpoint would be drawn into the dashboard.
-        os.environ.setdefault("TQDM_DISABLE", "1")
-        # SGLang's processes are ended hard, so Python's tracker of their semaphores would warn at every end.
-        os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
         self._phase.enter("joining the world")
         world = World.join(self._settings, self._launch.local_rank)
         address = world.share_text("front", front_address)
@@ -185,9 +182,10 @@ class Rank:
 
     def _build_and_serve(self, world: "World", placement: "Placement") -> str:
         from gyre.fabric.weights import WeightShelf
-        from gyre.program.build import build_control, build_engine, build_training
+        from gyre.program.build import build_control, build_training
         from gyre.program.leader import Leader, follow
         from gyre.program.training import CellRelay
+        from gyre.serve.engine import Engine
 
         cell = placement.cell_of(world.rank)
         assert self._peer is not None
@@ -203,7 +201,8 @@ class Rank:
             return FINISHED
         self._phase.enter("starting the engine")
         began = time.monotonic()
-        self._engine = build_engine(self._settings, world.rank, cell.index)
+        self._engine = Engine(self._settings, rank=world.rank)
+        self._engine.start(began + self._settings.engine.start_timeout_s)
         self._signals.install()
         self._control = build_control(self._peer, world, cell.index, groups=groups, engine=self._engine)
         self._shelf = WeightShelf(self._launch.folder.name) if training.is_core else None
@@ -221,10 +220,7 @@ class Rank:
         if training.is_core:
             self._peer.send(leader.expose(exposed.version, exposed.tensors))
         self._peer.send(EngineStarted(cell=cell.index, seconds=time.monotonic() - began))
-        try:
-            return leader.run()
-        finally:
-            leader.close()
+        return leader.run()
 
     def _stop_requested(self, name: str) -> None:
         if self._peer is None:
@@ -247,6 +243,8 @@ class Rank:
         self._phase.enter("ending")
         if self._engine is not None:
             self._engine.shutdown(time.monotonic() + self._settings.stop.grace_s)
+        if self._shelf is not None:
+            self._shelf.close()
         if self._control is not None:
             self._control.close()
         if self._pulse is not None:

@@ -13,6 +13,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gyre.owner import start_of
+
 LEASE_FILE = "lease.json"
 STRAYS_S = 2.0
 STAGING = ".staging"
@@ -39,15 +41,6 @@ class Lease:
     owner: Process
     expires: float
     inside: Process | None = None
-
-
-def start_of(pid: int) -> int:
-    """Start time of a living process in clock ticks since boot; 0 where there is none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
 
 
 def this_process() -> Process:

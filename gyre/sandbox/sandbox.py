@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gyre.errors import DeadlineError, SandboxError
-from gyre.sandbox.lease import Lease, Process, drop_lease, run_root, start_of, this_process, write_etc, write_lease
+from gyre.owner import start_of
+from gyre.sandbox.lease import Lease, Process, drop_lease, run_root, this_process, write_etc, write_lease
 from gyre.sandbox.link import KeeperLink
 from gyre.sandbox.spec import AGENT, ROOT, ExecResult, SandboxSpec, abilities, base_env, bwrap_argv
 

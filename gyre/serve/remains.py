@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gyre.fabric.owner import is_dead, stamp
+from gyre.owner import is_dead, stamp
 
 log = logging.getLogger(__name__)
 

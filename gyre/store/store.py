@@ -1,6 +1,6 @@
 """A run's folder: who owns it, what was written, what can be read back.
 
-config.toml (as started), events.log (everything but turns), tokens.log (turns), index.sqlite, checkpoints/,
+config.toml (complete: overrides are in it), events.log (all but turns), tokens.log (turns), index.sqlite, checkpoints/,
 logs/, summary.json, lock. A record is in the log before what it tells has any effect. One living process owns
 the folder; its lock dies with it.
 """

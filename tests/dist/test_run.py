@@ -18,7 +18,7 @@ from gyre.store import records
 from gyre.store.store import EVENTS, TOKENS, read_records
 from gyre.store.summary import summarize
 from gyre.tasks.shell import write_split
-from tests.fakes.launcher import CONFIG, Launched
+from tests.fakes.launcher import Launched
 
 START_S = 240.0
 """An engine starts in 12 s on a quiet machine; several at once on a loaded one need far longer."""
@@ -80,7 +80,7 @@ def test_interrupted_run_ends_in_15_s_and_resumes_to_the_same_tokens(start: obje
     whole.await_nothing_left(deadline_s=15)
     summary = summarize(whole.folder)
     assert (summary.ended, summary.steps, summary.retokenised_tokens, summary.harness_errors) == ("finished", 2, 0, 0)
-    settings = load_settings(CONFIG, [f"{key}={value}" for key, value in SMALL.items()])
+    settings = load_settings(whole.folder / "config.toml")
     replay(whole.folder, SchedulerSettings.of(settings, is_held=True))
 
     cut = start("cut", run__steps=4)

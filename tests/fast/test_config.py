@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gyre.config.choices import HarnessName, PathRole
+from gyre.config.dump import dump_settings
 from gyre.config.load import check_paths, describe_settings, load_settings, setting_names
 from gyre.errors import ConfigError
 
@@ -225,3 +226,13 @@ def test_override_replaces_a_setting_and_is_checked_like_the_file(tmp_path: Path
         load_settings(path, ["run.sede=7"])
     with pytest.raises(ConfigError, match="--set"):
         load_settings(path, ["seed=7"])
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").rglob("*.toml")), ids=lambda p: p.name)
+def test_dumped_settings_load_as_the_same_from_anywhere(path: Path, tmp_path: Path) -> None:
+    settings = load_settings(path, ['run.folder=a "quoted" \\ folder', "trainer.learning_rate=3"])
+    copy = tmp_path / "config.toml"
+    copy.write_text(dump_settings(settings))
+    assert dump_settings(load_settings(copy)) == copy.read_text()
+    assert load_settings(copy).run == settings.run and load_settings(copy).trainer == settings.trainer
+    assert load_settings(copy).model.path.resolve() == settings.model.path.resolve()

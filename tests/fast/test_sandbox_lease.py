@@ -5,7 +5,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from gyre.sandbox.lease import Lease, Process, reap_stale, start_of, this_process, write_lease
+from gyre.owner import start_of
+from gyre.sandbox.lease import Lease, Process, reap_stale, this_process, write_lease
 
 
 def test_a_pid_that_was_given_again_is_another_process() -> None:

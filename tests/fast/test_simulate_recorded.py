@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gyre.config.dump import dump_settings
 from gyre.config.load import load_settings
 from gyre.errors import StoreError
 from gyre.program.recorded import read_recorded
@@ -28,9 +29,9 @@ CHANGES = ("run.steps=4", "schedule.groups_per_batch=4", "schedule.rollouts_per_
 
 def record_run(folder: Path, *, staleness: float) -> Result:
     """Simulate a small run and write its folder as the front would."""
-    settings = load_settings(CONFIG, CHANGES)
-    plan = replace(SchedulerSettings.of(settings), staleness=staleness)
-    store = RunStore.open(folder, config_text=CONFIG.read_text(), lock_wait_s=0.0)
+    settings = load_settings(CONFIG, [*CHANGES, f"schedule.staleness={staleness}"])
+    plan = SchedulerSettings.of(settings)
+    store = RunStore.open(folder, config_text=dump_settings(settings), lock_wait_s=0.0)
     store.record(
         records.RunBegan(
             name="toy", seed=0, policy="waterlevel", steps=4, num_cells=3, started_at=0.0, resumed_version=0,

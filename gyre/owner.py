@@ -10,7 +10,7 @@ from pathlib import Path
 
 def stamp() -> str:
     """`NAMESPACE.PID.START` of this process; three fields of digits."""
-    return f"{_namespace()}.{os.getpid()}.{_start_ticks(os.getpid())}"
+    return f"{_namespace()}.{os.getpid()}.{start_of(os.getpid())}"
 
 
 def is_dead(owner: str) -> bool:
@@ -18,15 +18,15 @@ def is_dead(owner: str) -> bool:
     fields = owner.split(".")
     if len(fields) != 3 or not all(field.isdigit() for field in fields) or fields[0] != _namespace():
         return False
-    return _start_ticks(int(fields[1])) != int(fields[2])
+    return start_of(int(fields[1])) != int(fields[2])
 
 
 def _namespace() -> str:
     return str(os.stat("/proc/self/ns/pid").st_ino)
 
 
-def _start_ticks(pid: int) -> int:
-    """When the process started, in clock ticks since boot; 0 if there is none (or only its zombie)."""
+def start_of(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 if there is none (or only its zombie)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
