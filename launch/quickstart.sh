@@ -5,6 +5,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 CONFIG=configs/quickstart.toml
+TORCHRUN_FOLDERS=runs/.torchrun
 
 # The configuration knows how many ranks it wants, with what is overridden on the command line.
 count_ranks() {
@@ -27,8 +28,20 @@ except GyreError as error:
 PYTHON
 }
 
+# torchrun never removes the folder of its error files. Each start has one named by its process, which torchrun
+# becomes; those of processes that are gone are removed by the next start.
+sweep_torchrun_folders() {
+    local folder
+    for folder in "$TORCHRUN_FOLDERS"/*; do
+        [[ -d $folder && ! -d /proc/${folder##*/} ]] && rm -rf "$folder"
+    done
+    return 0
+}
+
 cd "$CHECKOUT"
 enter_environment
 num_ranks=$(count_ranks "$@") || exit 2
 python -m gyre.tasks.shell runs/tasks/quickstart --train 192 --held-out 64 --seed 0
-exec torchrun --standalone --nproc-per-node "$num_ranks" --max-restarts 0 gyre.py "$CONFIG" "$@"
+sweep_torchrun_folders
+exec torchrun --standalone --nproc-per-node "$num_ranks" --max-restarts 0 --log-dir "$TORCHRUN_FOLDERS/$$" \
+    gyre.py "$CONFIG" "$@"

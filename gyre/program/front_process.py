@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import select
-import shutil
 import signal
 import sys
 import tempfile
@@ -86,17 +85,13 @@ async def _live(arguments: argparse.Namespace, settings: Settings, store: RunSto
 
 
 def _clean_up(agent_pid: int) -> None:
-    """Once torchrun is gone, remove its temporary folder (it never does) and what killed ranks left behind."""
-    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    above = [path for path in Path(error_file).parents if path.name.startswith("torchelastic_")]
+    """Remove what killed ranks left behind, once torchrun, and with it every rank, is gone."""
     try:
         agent = os.pidfd_open(agent_pid)
         select.select([agent], [], [], AGENT_END_S)
         os.close(agent)
     except ProcessLookupError:
         pass
-    for folder in above:
-        shutil.rmtree(folder, ignore_errors=True)
     shm.reap()
     remains.reap(Path(tempfile.gettempdir()))
 

@@ -25,6 +25,7 @@ class Launched:
         self.mark = f"{os.getpid()}-{name}-{time.monotonic_ns()}"
         sets = {"run.name": name, "run.folder": str(folder), "watch.dashboard": "lines", **settings}
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        command += ["--log-dir", str(folder / "torchrun")]  # It never removes its own temporary one.
         command += ["--max-restarts", "0", "gyre.py", str(CONFIG), *(["--resume"] if resume else [])]
         command += [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
         self._output = self.output_path.open("ab")
